@@ -1,0 +1,179 @@
+"""The header of a GGUF file: its metadata and its table of tensors, checked against the file.
+
+This file reads bytes and knows the container; it knows no model and no tokenizer, and reads no
+weight. Invariant: what it returns lies inside the file, so a reader that trusts the header
+cannot run past the end. `mx.load` trusts it, and also converts types that it cannot hold
+without saying so; both are reasons to look here first.
+Source: the GGUF specification in ggml's docs (`gguf.md`), versions 2 and 3.
+"""
+
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
+
+TYPE_NAMES = {
+    **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1"},
+    **{10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K"},
+    **{16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S"},
+    **{22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"},
+    **{29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4"},
+}
+_BLOCKS = {"F32": (1, 4), "F16": (1, 2), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q8_0": (32, 34)}
+"""Elements and bytes of one block, of the types that are read as they are."""
+
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
+_NUMBERS[12] = "d"
+_UINT32, _STRING, _ARRAY = 4, 8, 9
+_MOST_ITEMS = 1 << 24
+"""Longest text or list that is believed; the largest vocabularies have a fiftieth of it."""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One tensor: its type's name, its shape (rows first, as MLX has it), its size in bytes."""
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+    n_bytes: int
+
+
+@dataclass(frozen=True)
+class GGUFHeader:
+    """Metadata as Python values (lists for arrays) and the tensors by name."""
+
+    metadata: dict[str, Any]
+    tensors: dict[str, TensorInfo]
+
+
+def read_header(path: Path) -> GGUFHeader:
+    """Return the header of the GGUF file at `path`.
+
+    Raises:
+        BadCheckpoint: the file is no GGUF, is truncated, or its header contradicts itself.
+        UnsupportedModel: a tensor has a type that is not read as it is.
+    """
+    size = path.stat().st_size
+    if size < 24:
+        raise BadCheckpoint(f"{path} has {size} bytes, too few for a GGUF file; fetch it again")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return _Reader(data, size, path).header()
+
+
+class _Reader:
+    """Walks the header once, from front to back, never past `size`."""
+
+    def __init__(self, data: mmap.mmap, size: int, path: Path) -> None:
+        self.data = data
+        self.size = size
+        self.path = path
+        self.position = 0
+
+    def header(self) -> GGUFHeader:
+        if self.take(4) != b"GGUF":
+            raise self.bad("does not begin with 'GGUF'")
+        version = self.number("I")
+        if version not in (2, 3):
+            raise self.bad(f"is of GGUF version {version}, not 2 or 3")
+        n_tensors, n_keys = self.number("Q"), self.number("Q")
+        metadata: dict[str, Any] = {}
+        for _ in range(n_keys):
+            key = self.text()
+            if key in metadata:
+                raise self.bad(f"states {key!r} twice")
+            metadata[key] = self.value(self.number("I"), key)
+        entries = [self.tensor() for _ in range(self.plausible(n_tensors, 24, "tensors"))]
+        start = self.data_start(metadata)
+        tensors: dict[str, TensorInfo] = {}
+        for info, offset in entries:
+            if info.name in tensors:
+                raise self.bad(f"holds the tensor {info.name!r} twice")
+            if start + offset + info.n_bytes > self.size:
+                raise self.bad(
+                    f"is truncated: {info.name!r} ends at byte {start + offset + info.n_bytes} "
+                    f"and the file at byte {self.size}"
+                )
+            tensors[info.name] = info
+        return GGUFHeader(metadata, tensors)
+
+    def tensor(self) -> tuple[TensorInfo, int]:
+        name = self.text()
+        n_dims = self.number("I")
+        if not 1 <= n_dims <= 4:
+            raise self.bad(f"gives {name!r} {n_dims} dimensions")
+        dims = [self.number("Q") for _ in range(n_dims)]
+        kind = self.number("I")
+        offset = self.number("Q")
+        named = TYPE_NAMES.get(kind, f"type {kind}")
+        if named not in _BLOCKS:
+            raise UnsupportedModel(
+                f"{self.path}: {name!r} is stored as {named}; we read {', '.join(_BLOCKS)} as they "
+                "are. Convert the file first (dflash-mlx convert), or take a Q8_0 or Q4_1 build"
+            )
+        elements, block_bytes = _BLOCKS[named]
+        count = 1
+        for dim in dims:
+            count *= dim
+        if count == 0 or dims[0] % elements or count > self.size * elements:
+            raise self.bad(f"gives {name!r} ({named}) the impossible dimensions {dims}")
+        return TensorInfo(name, named, tuple(dims[::-1]), count // elements * block_bytes), offset
+
+    def data_start(self, metadata: dict[str, Any]) -> int:
+        alignment = metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or not 8 <= alignment <= 1 << 16 or alignment % 8:
+            raise self.bad(f"states the alignment {alignment!r}")
+        return -(-self.position // alignment) * alignment
+
+    def value(self, kind: int, key: str) -> Any:
+        if key == "general.alignment" and kind != _UINT32:
+            raise self.bad("states the alignment as something other than a 32-bit number")
+        if kind == _STRING:
+            return self.text()
+        if kind == _ARRAY:
+            return self.array(key)
+        if kind not in _NUMBERS:
+            raise self.bad(f"gives {key!r} the unknown value type {kind}")
+        return self.number(_NUMBERS[kind])
+
+    def array(self, key: str) -> list[Any]:
+        kind, length = self.number("I"), self.number("Q")
+        if kind == _STRING:
+            return [self.text() for _ in range(self.plausible(length, 8, key))]
+        if kind not in _NUMBERS:
+            raise self.bad(f"gives {key!r} a list of the unknown type {kind}")
+        code = _NUMBERS[kind]
+        count = self.plausible(length, struct.calcsize(code), key)
+        return list(struct.unpack(f"<{count}{code}", self.take(count * struct.calcsize(code))))
+
+    def plausible(self, count: int, each_bytes: int, what: str) -> int:
+        if count > _MOST_ITEMS or count * each_bytes > self.size - self.position:
+            raise self.bad(f"announces {count} {what}, more than it has room for")
+        return count
+
+    def text(self) -> str:
+        raw = self.take(self.plausible(self.number("Q"), 1, "bytes of text"))
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise self.bad(f"holds text that is no UTF-8 near byte {self.position}") from error
+
+    def number(self, code: str) -> Any:
+        size = struct.calcsize("<" + code)
+        return struct.unpack("<" + code, self.take(size))[0]
+
+    def take(self, n_bytes: int) -> bytes:
+        end = self.position + n_bytes
+        if end > self.size:
+            raise self.bad(f"is truncated: its header goes on after its last byte, {self.size}")
+        raw = self.data[self.position : end]
+        self.position = end
+        return raw
+
+    def bad(self, what: str) -> BadCheckpoint:
+        return BadCheckpoint(
+            f"{self.path} {what}; it needs to be a whole GGUF file, fetch it again"
+        )

@@ -1,0 +1,171 @@
+"""The tokenizer inside a GGUF file, rebuilt as the byte-level BPE that it came from.
+
+This file knows the vocabulary's metadata and the pre-tokenizers that llama.cpp names; it knows
+no weights. GGUF stores no rules, only a name for them (`tokenizer.ggml.pre`), so a name that is
+not in the table below is refused: a near guess would tokenize most text right and some wrong.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
+
+if TYPE_CHECKING:
+    from mlx_lm.tokenizer_utils import TokenizerWrapper
+    from tokenizers import Tokenizer
+
+_CONTROL, _USER_DEFINED = 3, 4
+"""Token types: control tokens are special, user-defined ones are whole words, both unsplit."""
+
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN_WORDS = _WORDS % r"\p{N}"
+_LLAMA_WORDS = _WORDS % r"\p{N}{1,3}"
+_PRE_TOKENIZERS = ("smollm", "qwen2", "llama-bpe")
+
+
+@dataclass(frozen=True)
+class GGUFTokenizer:
+    """The vocabulary of a file: `tokens[i]` and `types[i]` belong to id i, `merges` by rank.
+
+    `end_ids` are the tokens that end an answer, the tokenizer's own end token first.
+    """
+
+    tokens: tuple[str, ...]
+    types: tuple[int, ...]
+    merges: tuple[tuple[str, str], ...]
+    pre: str
+    end_ids: tuple[int, ...]
+    bos_id: int | None = None
+    pad_id: int | None = None
+    unknown_id: int | None = None
+    add_bos: bool = False
+    chat_template: str | None = None
+
+
+def read_tokenizer(metadata: dict[str, Any], path: Path) -> GGUFTokenizer:
+    """Return the tokenizer that a file's metadata describes; `path` is only for messages.
+
+    Raises:
+        BadCheckpoint: the vocabulary is missing or contradicts itself.
+        UnsupportedModel: a tokenizer that is not one of the byte-level ones known here.
+    """
+    model, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
+    if model != "gpt2" or pre not in _PRE_TOKENIZERS:
+        raise UnsupportedModel(
+            f"{path} has the tokenizer {model!r} with pre-tokenizer {pre!r}; from GGUF we rebuild "
+            f"'gpt2' with {', '.join(_PRE_TOKENIZERS)}. Give the safetensors repository instead"
+        )
+    tokens = _texts(metadata, "tokens", path)
+    merges = tuple(tuple(pair.split(" ")) for pair in _texts(metadata, "merges", path))
+    types = tuple(metadata.get("tokenizer.ggml.token_type", (1,) * len(tokens)))
+    known = set(tokens)
+    if len(known) != len(tokens) or len(types) != len(tokens):
+        raise BadCheckpoint(
+            f"{path} has {len(tokens)} tokens, {len(known)} of them different, and {len(types)} "
+            "token types; the three need to agree"
+        )
+    for pair in merges:
+        if len(pair) != 2 or not known.issuperset((*pair, "".join(pair))):
+            raise BadCheckpoint(f"{path} merges {pair}, which its vocabulary does not hold")
+
+    def token_id(name: str) -> int | None:
+        value = metadata.get(f"tokenizer.ggml.{name}_token_id")
+        if value is not None and (not isinstance(value, int) or not 0 <= value < len(tokens)):
+            raise BadCheckpoint(f"{path}: {name}_token_id is {value!r}, not one of its tokens")
+        return value
+
+    ends = [token_id(name) for name in ("eos", "eot", "eom")]
+    if ends[0] is None:
+        raise BadCheckpoint(f"{path} names no end token (eos_token_id); an answer could not end")
+    return GGUFTokenizer(
+        tokens=tokens,
+        types=types,
+        merges=merges,
+        pre=pre,
+        end_ids=tuple(dict.fromkeys(end for end in ends if end is not None)),
+        bos_id=token_id("bos"),
+        pad_id=token_id("padding"),
+        unknown_id=token_id("unknown"),
+        # llama.cpp gives this pre-tokenizer a begin token unless the file says otherwise
+        add_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", pre == "llama-bpe")),
+        chat_template=metadata.get("tokenizer.chat_template"),
+    )
+
+
+def build_tokenizer(vocabulary: GGUFTokenizer) -> "TokenizerWrapper":
+    """Return mlx-lm's wrapper around the tokenizer that `vocabulary` describes."""
+    # transformers takes most of a second to import, and a header can be read without it
+    from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, TokenizerWrapper
+    from transformers import PreTrainedTokenizerFast
+
+    def token(index: int | None) -> str | None:
+        return None if index is None else vocabulary.tokens[index]
+
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=byte_level_bpe(vocabulary),
+        bos_token=token(vocabulary.bos_id),
+        eos_token=token(vocabulary.end_ids[0]),
+        pad_token=token(vocabulary.pad_id),
+        unk_token=token(vocabulary.unknown_id),
+        chat_template=vocabulary.chat_template,
+        clean_up_tokenization_spaces=False,
+    )
+    return TokenizerWrapper(fast, BPEStreamingDetokenizer, eos_token_ids=vocabulary.end_ids)
+
+
+def byte_level_bpe(vocabulary: GGUFTokenizer) -> "Tokenizer":
+    """Return the `tokenizers` object: BPE over bytes, control tokens matched before it."""
+    from tokenizers import AddedToken, Tokenizer, decoders, normalizers
+    from tokenizers.models import BPE
+    from tokenizers.processors import TemplateProcessing
+
+    ids = {text: index for index, text in enumerate(vocabulary.tokens)}
+    # Llama 3 takes a word that is a token whole, even where no merges lead to it
+    whole_words = vocabulary.pre == "llama-bpe"
+    bpe = Tokenizer(BPE(vocab=ids, merges=list(vocabulary.merges), ignore_merges=whole_words))
+    bpe.pre_tokenizer = _pre_tokenizer(vocabulary.pre)
+    bpe.decoder = decoders.ByteLevel()
+    if vocabulary.pre == "qwen2":
+        bpe.normalizer = normalizers.NFC()
+    added = zip(vocabulary.tokens, vocabulary.types, strict=True)
+    bpe.add_tokens(
+        [
+            AddedToken(text, special=kind == _CONTROL, normalized=False)
+            for text, kind in added
+            if kind in (_CONTROL, _USER_DEFINED)
+        ]
+    )
+    if vocabulary.add_bos and vocabulary.bos_id is not None:
+        begin = vocabulary.tokens[vocabulary.bos_id]
+        bpe.post_processor = TemplateProcessing(
+            single=[begin, "$A"],
+            pair=[begin, "$A", begin, "$B"],
+            special_tokens=[(begin, vocabulary.bos_id)],
+        )
+    return bpe
+
+
+def _pre_tokenizer(name: str) -> Any:
+    from tokenizers import Regex, pre_tokenizers
+
+    if name == "smollm":
+        first = pre_tokenizers.Digits(individual_digits=True)
+        return pre_tokenizers.Sequence([first, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    words = Regex(_QWEN_WORDS if name == "qwen2" else _LLAMA_WORDS)
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(words, behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+def _texts(metadata: dict[str, Any], key: str, path: Path) -> tuple[str, ...]:
+    value = metadata.get(f"tokenizer.ggml.{key}")
+    if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
+        raise BadCheckpoint(f"{path} lacks tokenizer.ggml.{key}, a list of texts; fetch it again")
+    return tuple(value)
