@@ -1,0 +1,143 @@
+// The product of up to 32 rows with 8 * NT columns of an affine-quantized matrix, as the
+// share of one simdgroup: the groups slice, slice + slices, slice + 2 * slices, ... of K.
+//
+// Operands. The weights are the left matrix and the rows of x the right one, so a fragment
+// of the result holds, for each lane, one weight column n = lane_row and two rows of x,
+// m = lane_column and the next. That way a lane needs one scale and one bias per fragment.
+//
+// Order of K. A product does not care in which order K is walked if both sides agree. In a
+// block of KB values, slot k of the multiply number j stands for value (KB / 8) * k + j.
+// Then the KB / 4 weights that a lane feeds into the left matrices of a block lie next to
+// each other in memory, and so do the KB / 8 values of x that it feeds into the right ones.
+// Each packed weight is read by exactly one lane and unpacked once, for all rows.
+//
+// Scales. With w = s * q + b, the multiplies take the integers q and the group is finished
+// with s * sum(q * x) + b * sum(x); sum(x) comes from one multiply with a matrix of ones per
+// group and row tile: 1 / (G / 8 * NT) on top of the useful ones.
+
+#include "matrix_lane.h"
+#include "packed_values.h"
+
+template <int BITS, int GROUP, int KB, int NT, int MT, typename T, typename S>
+inline void quantized_tile(
+    const device T* x,
+    const device uint* w,
+    const device S* scales,
+    const device S* biases,
+    int M,
+    int N,
+    int K,
+    int first_column,
+    int slice,
+    int slices,
+    int lane,
+    thread matrix8 (&acc)[NT][MT]) {
+  typedef typename packed_unit<BITS>::type U;
+  constexpr int RUN = KB / 8;
+  constexpr int UNITS = 2 * RUN * BITS / (8 * sizeof(U));
+  const int row = lane_row(lane);
+  const int column = lane_column(lane);
+  const int groups = K / GROUP;
+
+  // Columns past N and rows past M repeat the last one; their results are never stored.
+  const device U* w_row[NT];
+  long scale_row[NT];
+  UNROLL
+  for (int nt = 0; nt < NT; ++nt) {
+    const long n = min(first_column + 8 * nt + row, N - 1);
+    w_row[nt] = (const device U*)(w + n * (K / 32 * BITS)) + column / 2 * UNITS;
+    scale_row[nt] = n * groups;
+  }
+  const device T* x_row[MT][2];
+  UNROLL
+  for (int mt = 0; mt < MT; ++mt) {
+    UNROLL
+    for (int e = 0; e < 2; ++e) {
+      x_row[mt][e] = x + long(min(8 * mt + column + e, M - 1)) * K + RUN * row;
+    }
+  }
+  matrix8 ones;
+  set_pair(ones, 1.0f, 1.0f);
+
+  for (int group = slice; group < groups; group += slices) {
+    matrix8 product[NT][MT];
+    float x_sum[MT][2];
+    UNROLL
+    for (int mt = 0; mt < MT; ++mt) {
+      x_sum[mt][0] = 0.0f;
+      x_sum[mt][1] = 0.0f;
+      UNROLL
+      for (int nt = 0; nt < NT; ++nt) {
+        set_pair(product[nt][mt], 0.0f, 0.0f);
+      }
+    }
+    for (int block = 0; block < GROUP / KB; ++block) {
+      const int k = group * GROUP + block * KB;
+      U units[NT][UNITS];
+      UNROLL
+      for (int nt = 0; nt < NT; ++nt) {
+        UNROLL
+        for (int u = 0; u < UNITS; ++u) {
+          units[nt][u] = w_row[nt][k / (KB / 4) * UNITS + u];
+        }
+      }
+      T values[MT][2][RUN];
+      UNROLL
+      for (int mt = 0; mt < MT; ++mt) {
+        UNROLL
+        for (int e = 0; e < 2; ++e) {
+          UNROLL
+          for (int j = 0; j < RUN; ++j) {
+            values[mt][e][j] = x_row[mt][e][k + j];
+          }
+        }
+      }
+      UNROLL
+      for (int j = 0; j < RUN; ++j) {
+        matrix8 right[MT];
+        UNROLL
+        for (int mt = 0; mt < MT; ++mt) {
+          const float first = float(values[mt][0][j]);
+          const float second = float(values[mt][1][j]);
+          x_sum[mt][0] += first;
+          x_sum[mt][1] += second;
+          set_pair(right[mt], first, second);
+        }
+        UNROLL
+        for (int nt = 0; nt < NT; ++nt) {
+          matrix8 left;
+          set_pair(
+              left,
+              packed_value<BITS>(units[nt], j),
+              packed_value<BITS>(units[nt], RUN + j));
+          UNROLL
+          for (int mt = 0; mt < MT; ++mt) {
+            simdgroup_multiply_accumulate(
+                product[nt][mt], left, right[mt], product[nt][mt]);
+          }
+        }
+      }
+    }
+    matrix8 sums[MT];
+    UNROLL
+    for (int mt = 0; mt < MT; ++mt) {
+      matrix8 parts;
+      set_pair(parts, x_sum[mt][0], x_sum[mt][1]);
+      simdgroup_multiply(sums[mt], ones, parts);
+    }
+    UNROLL
+    for (int nt = 0; nt < NT; ++nt) {
+      const float scale = float(scales[scale_row[nt] + group]);
+      const float bias = float(biases[scale_row[nt] + group]);
+      UNROLL
+      for (int mt = 0; mt < MT; ++mt) {
+        set_pair(
+            acc[nt][mt],
+            pair(acc[nt][mt], 0) + scale * pair(product[nt][mt], 0) +
+                bias * pair(sums[mt], 0),
+            pair(acc[nt][mt], 1) + scale * pair(product[nt][mt], 1) +
+                bias * pair(sums[mt], 1));
+      }
+    }
+  }
+}

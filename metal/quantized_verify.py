@@ -1,0 +1,139 @@
+"""Rows of a block times an affine-quantized matrix, each weight read once.
+
+Letters: M rows, K inputs, N outputs, G values per group. Kernel: quantized_verify.metal.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import mlx.core as mx
+
+from dflash_mlx.metal.build import DEFAULT_DEVICE, Device, Launch, read_kernel
+from dflash_mlx.metal.geometry import MatrixGeometry, matrix_geometries
+from dflash_mlx.metal.refusal import (
+    first_reason,
+    float_refusal,
+    rank_refusal,
+    refuse,
+    rows_refusal,
+    shape_refusal,
+    size_refusal,
+)
+
+MAX_ROWS: Final = 32
+BITS: Final = (2, 3, 4, 5, 6, 8)
+GROUPS: Final = (32, 64, 128)
+
+KERNEL: Final = read_kernel("quantized_verify", ("x", "w", "scales", "biases"), ("y",))
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """One matrix [N, K] as `mx.quantize` returns it in affine mode.
+
+    `packed` is uint32 [N, K * bits / 32]; `scales` and `biases` are [N, K / group_size].
+    """
+
+    packed: mx.array
+    scales: mx.array
+    biases: mx.array
+    group_size: int
+    bits: int
+
+
+def quantized_verify_reference(x: mx.array, weight: QuantizedWeight) -> mx.array:
+    """Return x [M, K] times the dequantized weight, transposed: [M, N] in x's dtype.
+
+    The weight is expanded and the product accumulated in float32.
+    """
+    full = mx.dequantize(
+        weight.packed,
+        weight.scales.astype(mx.float32),
+        weight.biases.astype(mx.float32),
+        weight.group_size,
+        weight.bits,
+    )
+    return (x.astype(mx.float32) @ full.T).astype(x.dtype)
+
+
+def quantized_verify_refusal(x: mx.array, weight: QuantizedWeight) -> str | None:
+    """Why the kernel cannot take these inputs, or None."""
+    return first_reason(_reasons(x, weight))
+
+
+def quantized_verify(
+    x: mx.array,
+    weight: QuantizedWeight,
+    *,
+    device: Device | None = DEFAULT_DEVICE,
+    geometry: MatrixGeometry | None = None,
+) -> mx.array:
+    """Return x [M, K] times the dequantized weight, transposed: [M, N] in x's dtype.
+
+    Raises BadRequest with the refusal reason for inputs that the kernel cannot take.
+    """
+    refuse("quantized_verify", quantized_verify_refusal(x, weight))
+    if device is None:
+        return quantized_verify_reference(x, weight)
+    rows, columns = x.shape[0], weight.packed.shape[0]
+    parts = x.shape[1] // weight.group_size
+    chosen = geometry or matrix_geometries(rows, columns, parts)[0]
+    (y,) = device.run(_launch(x, weight, chosen))
+    return y
+
+
+def _launch(x: mx.array, weight: QuantizedWeight, geometry: MatrixGeometry) -> Launch:
+    rows, columns = x.shape[0], weight.packed.shape[0]
+    row_tiles = -(-rows // 8)
+    # Above 16 rows two 64-value blocks of x would not fit beside the results in registers.
+    block = 64 if row_tiles <= 2 and weight.group_size >= 64 else 32
+    threads = 32 * geometry.slices
+    return Launch(
+        kernel=KERNEL,
+        inputs=(x, weight.packed, weight.scales, weight.biases),
+        template=(
+            ("T", x.dtype),
+            ("S", weight.scales.dtype),
+            ("BITS", weight.bits),
+            ("GROUP", weight.group_size),
+            ("KB", block),
+            ("NT", geometry.column_tiles),
+            ("MT", row_tiles),
+            ("SLICES", geometry.slices),
+        ),
+        grid=(threads, -(-columns // (8 * geometry.column_tiles)), 1),
+        threadgroup=(threads, 1, 1),
+        output_shapes=((rows, columns),),
+        output_dtypes=(x.dtype,),
+    )
+
+
+def _reasons(x: mx.array, weight: QuantizedWeight) -> Iterator[str | None]:
+    yield rank_refusal("x", x, "M K")
+    yield float_refusal("x", x)
+    yield rows_refusal(x.shape[0], 2, MAX_ROWS)
+    yield from weight_reasons(weight, x.shape[1])
+
+
+def weight_reasons(weight: QuantizedWeight, inputs: int) -> Iterator[str | None]:
+    """Why a kernel cannot read `weight` as a matrix of `inputs` columns, or Nones."""
+    group, bits = weight.group_size, weight.bits
+    if bits not in BITS:
+        yield f"weights of {bits} bits; one of {BITS} is needed"
+    if group not in GROUPS:
+        yield f"groups of {group} values; one of {GROUPS} is needed"
+    if inputs % group:
+        yield f"K is {inputs}; a multiple of the group, {group}, is needed"
+    yield rank_refusal("w", weight.packed, "N K*bits/32")
+    if weight.packed.dtype != mx.uint32:
+        yield f"w is {weight.packed.dtype}; uint32 is needed"
+    outputs = weight.packed.shape[0]
+    yield shape_refusal("w", weight.packed, (outputs, inputs * bits // 32))
+    for name, array in (("scales", weight.scales), ("biases", weight.biases)):
+        yield float_refusal(name, array)
+        yield shape_refusal(name, array, (outputs, inputs // group))
+    if weight.scales.dtype != weight.biases.dtype:
+        yield f"scales are {weight.scales.dtype} and biases {weight.biases.dtype}; one type needed"
+    yield size_refusal("w", weight.packed)
+    yield size_refusal("scales", weight.scales)
