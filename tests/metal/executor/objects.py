@@ -1,0 +1,161 @@
+"""Compiles translation units with g++ and keeps the shared objects, named by what went in.
+
+The store is a folder of the user's cache, shared by all processes: a file is written under
+another name and renamed, so a reader never sees half of it. Deleting the folder is always safe.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+INCLUDE = HERE / "include"
+RUNTIME = HERE / "runtime"
+KEEP_S = 14 * 24 * 3600.0  # objects unused for two weeks go
+
+_COMMON = ("-std=c++17", "-g1", "-fPIC", "-w", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE")
+_KERNEL = (
+    "-O1",
+    "-fsingle-precision-constant",  # Metal has no double: 0.5 is a float
+    "-ftrivial-auto-var-init=pattern",  # an uninitialised local gives garbage, not luck
+    "-ffp-contract=off",
+)
+_TRACED = (
+    "-fsanitize=thread",
+    "-fsanitize=bounds,shift-exponent,signed-integer-overflow,integer-divide-by-zero",
+    "-fno-tree-vectorize",
+    "-fno-tree-slp-vectorize",
+    "--param=tsan-instrument-func-entry-exit=0",
+)
+# Without the default libraries: the runtime stands in for the sanitizers' own.
+_LINK = ("-nodefaultlibs", "-lm", "-lc", "-lgcc")
+_WRAP = ("-Wl,--wrap=memcpy", "-Wl,--wrap=memmove", "-Wl,--wrap=memset")
+
+
+class CompileError(Exception):
+    """The C++ compiler refused a kernel; the message holds its first errors."""
+
+
+def compiler() -> str | None:
+    """Path of g++, or None when this machine has none."""
+    return shutil.which("g++")
+
+
+def missing() -> str | None:
+    """Why kernels cannot run here, or None when they can."""
+    if platform.system() != "Linux":
+        return f"the executor needs Linux, this is {platform.system()}; use --device metal on a Mac"
+    if compiler() is None:
+        return "the executor needs g++, none is on PATH"
+    return None
+
+
+class Objects:
+    """The store of compiled kernels."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or _default_folder()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._loaded: dict[Path, ctypes.CDLL] = {}
+        _prune(self.folder)
+
+    def kernel(self, name: str, text: str, *, traced: bool) -> Path:
+        """Path of the shared object for this translation unit; compiles it if it is new."""
+        flags = [*_COMMON, *_machine_flags(), *_KERNEL, *(_TRACED if traced else ())]
+        runtime = self.runtime()
+        link = [*(_WRAP if traced else ()), str(runtime), *_LINK]
+        target = self._target(name[:60], text, *flags, *link)
+        if not target.exists():
+            self._compile(target, text, [*flags, f"-I{INCLUDE}"], link)
+        return target
+
+    def runtime(self) -> Path:
+        """Path of the shared object of the runtime."""
+        parts = sorted(RUNTIME.glob("*.cpp"))
+        text = "".join(f'#include "{part}"\n' for part in parts)
+        flags = [*_COMMON, *_machine_flags(), "-O3"]
+        target = self._target("runtime", _sources_hash(), text, *flags)
+        if not target.exists():
+            self._compile(target, text, flags, [])
+        return target
+
+    def load(self, path: Path) -> ctypes.CDLL:
+        """The loaded shared object. Loading marks it as used."""
+        if path not in self._loaded:
+            os.utime(path)
+            self._loaded[path] = ctypes.CDLL(str(path))
+        return self._loaded[path]
+
+    def _target(self, name: str, *parts: str) -> Path:
+        key = hashlib.sha256("\0".join([*parts, _compiler_version(), _sources_hash()]).encode())
+        return self.folder / f"{name}_{key.hexdigest()[:20]}.so"
+
+    def _compile(self, target: Path, text: str, flags: list[str], link: list[str]) -> None:
+        with tempfile.TemporaryDirectory(dir=self.folder, prefix="build_") as build:
+            unit = Path(build) / "unit.cpp"
+            unit.write_text(text)
+            made = Path(build) / "unit.so"
+            command = [compiler() or "g++", *flags, "-shared", "-o", str(made), str(unit), *link]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise CompileError(f"{target.name}: g++ refused the kernel\n{_first_errors(done.stderr)}")
+            os.replace(made, target)
+
+
+def _first_errors(stderr: str, limit: int = 12) -> str:
+    lines = [line for line in stderr.splitlines() if "error:" in line] or stderr.splitlines()
+    return "\n".join(lines[:limit])
+
+
+@functools.cache
+def _sources_hash() -> str:
+    digest = hashlib.sha256()
+    for path in sorted([*INCLUDE.rglob("*"), *RUNTIME.rglob("*")]):
+        if path.is_file():
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def _compiler_version() -> str:
+    command = [compiler() or "g++", "-dumpfullversion", "-dumpmachine"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@functools.cache
+def _machine_flags() -> tuple[str, ...]:
+    """Instruction sets that this processor has; part of the key, so a shared store stays safe."""
+    if platform.machine() != "x86_64":
+        return ()
+    has = set(Path("/proc/cpuinfo").read_text().split("flags", 1)[-1].split("\n", 1)[0].split())
+    wanted = {"avx2": "-mavx2", "fma": "-mfma", "f16c": "-mf16c"}
+    return tuple(flag for name, flag in wanted.items() if name in has)
+
+
+def _default_folder() -> Path:
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = base / "dflash-mlx" / "metal-executor"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return Path(tempfile.gettempdir()) / f"dflash-mlx-metal-executor-{os.getuid()}"
+    return folder
+
+
+def _prune(folder: Path) -> None:
+    oldest = time.time() - KEEP_S
+    for path in folder.glob("*.so"):
+        try:
+            if path.stat().st_mtime < oldest:
+                path.unlink()
+        except FileNotFoundError:  # another process was faster
+            continue
