@@ -107,7 +107,9 @@ class Objects:
             command = [compiler() or "g++", *flags, "-shared", "-o", str(made), str(unit), *link]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
-                raise CompileError(f"{target.name}: g++ refused the kernel\n{_first_errors(done.stderr)}")
+                raise CompileError(
+                    f"{target.name}: g++ refused the kernel\n{_first_errors(done.stderr)}"
+                )
             os.replace(made, target)
 
 

@@ -31,8 +31,8 @@ rt_switch:
 )");
 
 inline void* prepare_stack(char* top, void (*entry)()) {
-  void** sp = reinterpret_cast<void**>(top) - 1;
-  *--sp = nullptr;  // return address of `entry`: keeps the stack aligned as after a call
+  void** sp = reinterpret_cast<void**>(top);
+  *--sp = nullptr;  // return address of `entry`: the stack is aligned as after a call
   *--sp = reinterpret_cast<void*>(entry);
   for (int i = 0; i < 6; ++i) *--sp = nullptr;
   return sp;

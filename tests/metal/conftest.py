@@ -1,0 +1,78 @@
+"""Where kernel tests run: the executor on Linux, or the GPU with `--device metal` on a Mac.
+
+Kernel tests take `device` (plain build), `ordered_device` (each of the three lane orders) or
+`traced_device` (every access watched) and hand it to the launcher. On a Mac all three are the
+GPU, so the same cases check kernels and executor alike.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from dflash_mlx.metal.build import Device, Metal
+from tests.metal.device import ExecutorDevice
+from tests.metal.executor import Executor, Objects, missing
+from tests.metal.executor.launch import ORDERS
+
+HERE = Path(__file__).parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device",
+        choices=("executor", "metal"),
+        default="executor",
+        help="run kernel tests in the Linux executor (default) or on this Mac's GPU",
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.metal)
+
+
+@pytest.fixture(scope="session")
+def on_gpu(request: pytest.FixtureRequest) -> bool:
+    """True when the tests run on a Mac's GPU."""
+    chosen = request.config.getoption("--device", "executor")
+    if chosen == "metal" and not mx.metal.is_available():
+        raise pytest.UsageError("--device metal needs a Mac whose MLX has Metal")
+    return bool(chosen == "metal")
+
+
+@pytest.fixture(scope="session")
+def objects(on_gpu: bool) -> Objects:
+    """The store of compiled kernels; skips what needs the executor where it cannot run."""
+    reason = "runs in the executor only" if on_gpu else missing()
+    if reason:
+        pytest.skip(reason)
+    return Objects()
+
+
+def _device(request: pytest.FixtureRequest, order: str, traced: bool) -> Device:
+    if request.getfixturevalue("on_gpu"):
+        return Metal()
+    objects = request.getfixturevalue("objects")
+    return ExecutorDevice(Executor(traced, order, seed=7, objects=objects))
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> Device:
+    """A device for launches, fast."""
+    return _device(request, "ascending", traced=False)
+
+
+@pytest.fixture(params=ORDERS)
+def ordered_device(request: pytest.FixtureRequest) -> Device:
+    """A device for launches, in each order of lanes, simdgroups and threadgroups."""
+    return _device(request, request.param, traced=False)
+
+
+@pytest.fixture
+def traced_device(request: pytest.FixtureRequest) -> Device:
+    """A device that watches every access; keep shapes small (K <= 1024, N <= 512, keys <= 600)."""
+    return _device(request, "random", traced=True)

@@ -1,0 +1,43 @@
+"""The executor as a device that `dflash_mlx.metal` can launch on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from dflash_mlx.metal.build import Launch
+from tests.metal.executor import Executor, Report, Run
+
+
+class WrongBehaviour(AssertionError):
+    """A kernel did something that Metal does not allow; the message lists the reports."""
+
+    def __init__(self, kernel: str, reports: Sequence[Report]) -> None:
+        self.reports = tuple(reports)
+        super().__init__("\n".join([f"{kernel}: {len(reports)} reports", *map(str, reports)]))
+
+
+class ExecutorDevice:
+    """Runs launches through an executor, keeps each run, and refuses any report."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+        self.runs: list[Run] = []
+
+    def run(self, launch: Launch) -> Sequence[mx.array]:
+        """Outputs of `launch`; raises WrongBehaviour if the executor reports anything."""
+        run = self.executor.run(
+            launch.kernel.compiled,
+            launch.inputs,
+            template=launch.template,
+            grid=launch.grid,
+            threadgroup=launch.threadgroup,
+            output_shapes=launch.output_shapes,
+            output_dtypes=launch.output_dtypes,
+            init_value=launch.init_value,
+        )
+        self.runs.append(run)
+        if run.reports:
+            raise WrongBehaviour(launch.kernel.name, run.reports)
+        return run.outputs
