@@ -1,0 +1,204 @@
+// Attention of all query rows of one KV head over a span of keys, each key read once.
+//
+// A threadgroup stages KEYS keys and values at a time in threadgroup memory and all its
+// simdgroups use them. A simdgroup owns RT tiles of 8 query rows: their queries and their
+// output stay in its registers, the softmax is kept running (base 2), and the weights of a
+// block go from the registers of the first product straight into the second, because the
+// result and the left operand of a simdgroup multiply share one layout.
+//
+// Order of D in q . k: slot s of multiply j of a piece of 16 stands for element 2 * s + j, so
+// a lane reads 4 neighbouring elements of q and 2 of k. D is a multiple of 16.
+//
+// Rows. Query row r of a KV head is row r % M of query head r / M of its group. Rows past the
+// last one repeat it and are never stored.
+//
+// Masks. Key j of L keys is seen by row i of M rows if first(i) <= j <= last(i); the rows are
+// the last M positions of the L keys.
+
+#include "matrix_lane.h"
+
+// Below every score, yet its difference with itself is zero; infinities are avoided because
+// a relaxed math mode may assume that there are none.
+constant constexpr float HIDDEN = -1e30f;
+constant constexpr float LOG2_E = 1.44269504088896340736f;
+
+// Padding of a staged row, in elements: moves the rows of a tile to different banks.
+constant constexpr int ROW_PAD = 8;
+
+template <typename T, int D, int RT>
+struct attention_rows {
+  T query[RT][D / 16][4];
+  matrix8 out[RT][D / 8];
+  float top[RT];
+  float sum[RT];
+};
+
+// COUNT elements from `from`, `step` apart.
+template <int COUNT, typename T>
+inline void load_strided(const device T* from, long step, thread T* into) {
+  if (step == 1) {
+    UNROLL
+    for (int i = 0; i < COUNT; ++i) {
+      into[i] = from[i];
+    }
+  } else {
+    UNROLL
+    for (int i = 0; i < COUNT; ++i) {
+      into[i] = from[i * step];
+    }
+  }
+}
+
+// Starts row tile `rt` at the query row `q` of this lane.
+template <typename T, int D, int RT>
+inline void begin_rows(
+    thread attention_rows<T, D, RT>& rows,
+    int rt,
+    const device T* q,
+    long step,
+    int lane) {
+  UNROLL
+  for (int piece = 0; piece < D / 16; ++piece) {
+    load_strided<4>(
+        q + (16 * piece + 2 * lane_column(lane)) * step, step, rows.query[rt][piece]);
+  }
+  UNROLL
+  for (int tile = 0; tile < D / 8; ++tile) {
+    set_pair(rows.out[rt][tile], 0.0f, 0.0f);
+  }
+  rows.top[rt] = HIDDEN;
+  rows.sum[rt] = 0.0f;
+}
+
+// Row of D elements, 4 per thread and turn, into a staged tile; rows from `n_rows` are zero.
+template <typename T, int D, int KEYS, int THREADS>
+inline void stage(
+    threadgroup T* tile,
+    const device T* from,
+    long row_step,
+    long step,
+    int first_row,
+    int n_rows,
+    int thread_index) {
+  for (int at = 4 * thread_index; at < KEYS * D; at += 4 * THREADS) {
+    const int row = at / D;
+    const int d = at % D;
+    if (row < first_row) {
+      continue;
+    }
+    T values[4] = {T(0.0f), T(0.0f), T(0.0f), T(0.0f)};
+    if (row - first_row < n_rows) {
+      load_strided<4>(from + (row - first_row) * row_step + d * step, step, values);
+    }
+    UNROLL
+    for (int i = 0; i < 4; ++i) {
+      tile[row * (D + ROW_PAD) + d + i] = values[i];
+    }
+  }
+}
+
+// Takes the staged keys first_key, first_key + 1, ... into the rows of tile `rt`, of which
+// this lane's row sees the keys from `first` to `last`.
+template <typename T, int D, int RT, int KEYS>
+inline void attend(
+    thread attention_rows<T, D, RT>& rows,
+    int rt,
+    const threadgroup T* keys,
+    const threadgroup T* values,
+    float scale,
+    int first_key,
+    int first,
+    int last,
+    int lane) {
+  constexpr int LD = D + ROW_PAD;
+  const int row = lane_row(lane);
+  const int column = lane_column(lane);
+
+  matrix8 score[KEYS / 8];
+  float top = rows.top[rt];
+  UNROLL
+  for (int tile = 0; tile < KEYS / 8; ++tile) {
+    const threadgroup T* key = keys + (8 * tile + column) * LD + 2 * row;
+    set_pair(score[tile], 0.0f, 0.0f);
+    UNROLL
+    for (int piece = 0; piece < D / 16; ++piece) {
+      UNROLL
+      for (int j = 0; j < 2; ++j) {
+        matrix8 left;
+        matrix8 right;
+        set_pair(
+            left,
+            float(rows.query[rt][piece][j]),
+            float(rows.query[rt][piece][2 + j]));
+        set_pair(right, float(key[16 * piece + j]), float(key[LD + 16 * piece + j]));
+        simdgroup_multiply_accumulate(score[tile], left, right, score[tile]);
+      }
+    }
+    UNROLL
+    for (int e = 0; e < 2; ++e) {
+      const int key_index = first_key + 8 * tile + column + e;
+      const bool seen = key_index >= first && key_index <= last;
+      const float s = seen ? pair(score[tile], e) * scale : HIDDEN;
+      score[tile].thread_elements()[e] = s;
+      top = max(top, s);
+    }
+  }
+  top = max(top, simd_shuffle_xor(top, ushort(1)));
+  top = max(top, simd_shuffle_xor(top, ushort(8)));
+
+  const float keep = exp2(rows.top[rt] - top);
+  float sum = rows.sum[rt] * keep;
+  UNROLL
+  for (int tile = 0; tile < KEYS / 8; ++tile) {
+    const float first_weight = exp2(pair(score[tile], 0) - top);
+    const float second_weight = exp2(pair(score[tile], 1) - top);
+    sum += first_weight + second_weight;
+    set_pair(score[tile], first_weight, second_weight);
+  }
+  rows.top[rt] = top;
+  rows.sum[rt] = sum;
+
+  UNROLL
+  for (int d = 0; d < D / 8; ++d) {
+    set_pair(rows.out[rt][d], pair(rows.out[rt][d], 0) * keep, pair(rows.out[rt][d], 1) * keep);
+    UNROLL
+    for (int tile = 0; tile < KEYS / 8; ++tile) {
+      const threadgroup T* value = values + (8 * tile + row) * LD + 8 * d + column;
+      matrix8 right;
+      set_pair(right, float(value[0]), float(value[1]));
+      simdgroup_multiply_accumulate(rows.out[rt][d], score[tile], right, rows.out[rt][d]);
+    }
+  }
+}
+
+// Sum of the weights of this lane's row; each of the four lanes of a row holds a part.
+inline float row_sum(float sum) {
+  sum += simd_shuffle_xor(sum, ushort(1));
+  return sum + simd_shuffle_xor(sum, ushort(8));
+}
+
+// Writes this lane's elements of row tile `rt`. DIRECT: the finished row of D elements.
+// Otherwise D unfinished sums, then the top score and the sum of weights.
+template <bool DIRECT, typename T, int D, int RT, typename O>
+inline void store_rows(
+    thread attention_rows<T, D, RT>& rows,
+    int rt,
+    device O* out,
+    bool wanted,
+    int lane) {
+  const float sum = row_sum(rows.sum[rt]);
+  if (!wanted) {
+    return;
+  }
+  const int column = lane_column(lane);
+  const float divisor = DIRECT ? sum : 1.0f;
+  UNROLL
+  for (int d = 0; d < D / 8; ++d) {
+    out[8 * d + column] = O(pair(rows.out[rt][d], 0) / divisor);
+    out[8 * d + column + 1] = O(pair(rows.out[rt][d], 1) / divisor);
+  }
+  if (!DIRECT && column == 0) {
+    out[D] = O(rows.top[rt]);
+    out[D + 1] = O(sum);
+  }
+}

@@ -1,0 +1,91 @@
+// verify_attention: the last M positions attend to all L keys of a cache, each KV head read
+// once for all its query heads and rows.
+//
+// q      [1, HQ, M, D]  T: float32, bfloat16 or float16; any strides
+// k, v   [1, HK, L, D]  T; any strides, so views of a larger cache are read in place
+// scale  []             float32
+// out    [SPLITS, HQ, M, D + 2] float32: per split of the keys the unfinished sums, the top
+//        score (base 2) and the sum of weights, for attention_merge;
+//        or, if DIRECT (one split), [1, HQ, M, D] T, finished
+//
+// Row i is at position L - M + i: it sees the keys up to itself and, if WINDOW > 0, only the
+// last WINDOW of those. Keys that no row sees are not read.
+//
+// Grid: (32 * SIMDS, HK * row blocks, SPLITS) threads in groups of (32 * SIMDS, 1, 1). A row
+// block is 8 * RT * SIMDS of the M * HQ / HK rows of a KV head; with one block, K and V are
+// read once.
+// Template: T, O (type of out), D a multiple of 16, KEYS 8 16 or 32, RT, SIMDS, WINDOW,
+// DIRECT.
+// Threadgroup memory: 2 * KEYS * (D + 8) * sizeof(T), at most 17 KB in the shipped geometries.
+//
+// Source: written for this project. The running softmax is that of Milakov and Gimelshein
+// (arXiv 1805.02867) and FlashAttention (arXiv 2205.14135); the split over keys is
+// Flash-Decoding's.
+
+#include "attention_rows.h"
+
+// body
+constexpr int THREADS = 32 * SIMDS;
+threadgroup T keys[KEYS * (D + ROW_PAD)];
+threadgroup T values[KEYS * (D + ROW_PAD)];
+
+const int HQ = q_shape[1];
+const int M = q_shape[2];
+const int HK = k_shape[1];
+const int L = k_shape[2];
+const int n_rows = M * (HQ / HK);
+const int head = int(threadgroup_position_in_grid.y) % HK;
+const int row_block = int(threadgroup_position_in_grid.y) / HK;
+const int split = int(threadgroup_position_in_grid.z);
+const int splits = int(threadgroups_per_grid.z);
+const int thread_index = int(thread_position_in_threadgroup.x);
+const int lane = int(thread_index_in_simdgroup);
+
+// The first row of this simdgroup's first tile.
+const int first_row = 8 * RT * (row_block * SIMDS + int(simdgroup_index_in_threadgroup));
+
+attention_rows<T, D, RT> rows;
+int row_of[RT];
+UNROLL
+for (int rt = 0; rt < RT; ++rt) {
+  row_of[rt] = min(first_row + 8 * rt + lane_row(lane), n_rows - 1);
+  const long q_head = head * (HQ / HK) + row_of[rt] / M;
+  begin_rows<T, D, RT>(
+      rows, rt, q + q_head * q_strides[1] + (row_of[rt] % M) * q_strides[2], q_strides[3], lane);
+}
+
+// Whole blocks of keys, dealt to the splits in order.
+const int first_seen = WINDOW > 0 ? max(0, L - M - WINDOW + 1) : 0;
+const int blocks = (L - first_seen + KEYS - 1) / KEYS;
+const int blocks_each = (blocks + splits - 1) / splits;
+const int begin = first_seen + KEYS * blocks_each * split;
+const int end = min(L, begin + KEYS * blocks_each);
+
+const device T* k_head = k + head * k_strides[1];
+const device T* v_head = v + head * v_strides[1];
+for (int key = begin; key < end; key += KEYS) {
+  const int present = min(KEYS, end - key);
+  stage<T, D, KEYS, THREADS>(
+      keys, k_head + key * k_strides[2], k_strides[2], k_strides[3], 0, present, thread_index);
+  stage<T, D, KEYS, THREADS>(
+      values, v_head + key * v_strides[2], v_strides[2], v_strides[3], 0, present, thread_index);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  UNROLL
+  for (int rt = 0; rt < RT; ++rt) {
+    if (first_row + 8 * rt < n_rows) {
+      const int position = L - M + row_of[rt] % M;
+      const int first = WINDOW > 0 ? position - WINDOW + 1 : 0;
+      attend<T, D, RT, KEYS>(
+          rows, rt, keys, values, scale * LOG2_E, key, first, min(position, end - 1), lane);
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+
+UNROLL
+for (int rt = 0; rt < RT; ++rt) {
+  const int row = first_row + 8 * rt + lane_row(lane);
+  const long at = (long(split) * HQ + head * (HQ / HK) + row_of[rt] / M) * M + row_of[rt] % M;
+  store_rows<DIRECT, T, D, RT, O>(
+      rows, rt, out + at * (DIRECT ? D : D + 2), row < n_rows, lane);
+}

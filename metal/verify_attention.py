@@ -1,0 +1,158 @@
+"""A verified block attends to a long cache, each key read once per KV head.
+
+Letters: H query heads, G KV heads, M rows, L keys, D elements per head. Kernel:
+verify_attention.metal, joined by attention_merge.metal where the keys are split.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import mlx.core as mx
+
+from dflash_mlx.metal.attention_geometry import (
+    HEAD_SIZES,
+    AttentionGeometry,
+    attention_geometries,
+)
+from dflash_mlx.metal.attention_merge import attention_merge
+from dflash_mlx.metal.build import DEFAULT_DEVICE, Device, Launch, read_kernel
+from dflash_mlx.metal.refusal import (
+    first_reason,
+    float_refusal,
+    rank_refusal,
+    refuse,
+    shape_refusal,
+    size_refusal,
+)
+
+MAX_ROWS: Final = 32
+
+KERNEL: Final = read_kernel(
+    "verify_attention", ("q", "k", "v", "scale"), ("out",), contiguous=False
+)
+
+
+def verify_attention_reference(
+    q: mx.array, k: mx.array, v: mx.array, scale: float, window: int | None = None
+) -> mx.array:
+    """Attention [1, H, M, D] of the last M of L positions, in q's dtype, worked in float32.
+
+    Row i, at position L - M + i, sees the keys up to itself, of these the last `window`.
+    """
+    rows, keys = q.shape[2], k.shape[2]
+    position = mx.arange(keys - rows, keys)[:, None]
+    key = mx.arange(keys)[None]
+    seen = key <= position
+    if window is not None:
+        seen = seen & (key > position - window)
+    return attend_in_float32(q, k, v, scale, seen)
+
+
+def attend_in_float32(
+    q: mx.array, k: mx.array, v: mx.array, scale: float, seen: mx.array
+) -> mx.array:
+    """Attention [1, H, M, D] in q's dtype; `seen` [M, L] says which key a row sees."""
+    _, heads, rows, size = q.shape
+    groups = k.shape[1]
+    grouped = q.astype(mx.float32).reshape(1, groups, heads // groups, rows, size)
+    scores = grouped @ k.astype(mx.float32)[:, :, None].swapaxes(-1, -2) * scale
+    weights = mx.softmax(mx.where(seen, scores, -mx.inf), axis=-1)
+    out = weights @ v.astype(mx.float32)[:, :, None]
+    return out.reshape(1, heads, rows, size).astype(q.dtype)
+
+
+def verify_attention_refusal(
+    q: mx.array, k: mx.array, v: mx.array, window: int | None = None
+) -> str | None:
+    """Why the kernel cannot take these inputs, or None."""
+    return first_reason(_reasons(q, k, v, window))
+
+
+def verify_attention(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    scale: float,
+    *,
+    window: int | None = None,
+    device: Device | None = DEFAULT_DEVICE,
+    geometry: AttentionGeometry | None = None,
+) -> mx.array:
+    """Attention [1, H, M, D] of the last M of L positions, in q's dtype.
+
+    q is [1, H, M, D], k and v are [1, G, L, D]; views of larger caches are read in place.
+    Row i, at position L - M + i, sees the keys up to itself, of these the last `window`.
+    Raises BadRequest with the refusal reason for inputs that the kernel cannot take.
+    """
+    refuse("verify_attention", verify_attention_refusal(q, k, v, window))
+    if device is None:
+        return verify_attention_reference(q, k, v, scale, window)
+    rows_per_group = q.shape[2] * q.shape[1] // k.shape[1]
+    chosen = geometry or attention_geometries(q.shape[3], q.dtype, rows_per_group)[0]
+    launch = _launch(q, k, v, scale, window or 0, chosen)
+    (out,) = device.run(launch)
+    if launch.grid[2] == 1:
+        return out
+    return attention_merge(out, q.dtype, device=device)
+
+
+def _launch(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    scale: float,
+    window: int,
+    geometry: AttentionGeometry,
+) -> Launch:
+    _, heads, rows, size = q.shape
+    groups, keys = k.shape[1], k.shape[2]
+    splits = geometry.splits(min(keys, window + rows) if window else keys)
+    threads = 32 * geometry.simdgroups
+    return Launch(
+        kernel=KERNEL,
+        inputs=(q, k, v, mx.array(scale, mx.float32)),
+        template=(
+            ("T", q.dtype),
+            ("O", q.dtype if splits == 1 else mx.float32),
+            ("D", size),
+            ("KEYS", geometry.key_block),
+            ("RT", geometry.row_tiles),
+            ("SIMDS", geometry.simdgroups),
+            ("WINDOW", window),
+            ("DIRECT", splits == 1),
+        ),
+        grid=(threads, groups * geometry.row_blocks(rows * heads // groups), splits),
+        threadgroup=(threads, 1, 1),
+        output_shapes=((1, heads, rows, size) if splits == 1 else (splits, heads, rows, size + 2),),
+        output_dtypes=(q.dtype if splits == 1 else mx.float32,),
+    )
+
+
+def _reasons(q: mx.array, k: mx.array, v: mx.array, window: int | None) -> Iterator[str | None]:
+    yield from attention_reasons(q, k, v)
+    rows, keys = q.shape[2], k.shape[2]
+    if not 2 <= rows <= MAX_ROWS:
+        yield f"q has {rows} rows; 2 to {MAX_ROWS} are needed"
+    if keys < rows:
+        yield f"{keys} keys for {rows} rows; the rows' own keys are needed too"
+    if window is not None and window < 1:
+        yield f"a window of {window} keys; 1 or more, or None, is needed"
+
+
+def attention_reasons(q: mx.array, k: mx.array, v: mx.array) -> Iterator[str | None]:
+    """Why an attention kernel cannot read q, k and v, or Nones."""
+    for name, array, letters in (("q", q, "1 H M D"), ("k", k, "1 G L D"), ("v", v, "1 G L D")):
+        yield rank_refusal(name, array, letters)
+        yield float_refusal(name, array)
+        yield size_refusal(name, array)
+        if array.shape[0] != 1:
+            yield f"{name} holds {array.shape[0]} sequences; one at a time is needed"
+        if array.dtype != q.dtype:
+            yield f"{name} is {array.dtype} and q {q.dtype}; one type is needed"
+    heads, groups, size = q.shape[1], k.shape[1], q.shape[3]
+    if size not in HEAD_SIZES:
+        yield f"heads of {size} elements; one of {HEAD_SIZES} is needed"
+    if heads % groups:
+        yield f"{heads} query heads for {groups} KV heads; a multiple is needed"
+    yield shape_refusal("k", k, (1, groups, k.shape[2], size))
+    yield shape_refusal("v", v, k.shape)
