@@ -14,9 +14,11 @@ from tests.metal.executor.source import Parameter, Source
 # `threadgroup TYPE name[size]..., name...;` but neither pointers, references nor parameters.
 _DECLARATION = re.compile(
     r"\bthreadgroup\s+"
-    r"(?P<type>(?:const\s+)?[A-Za-z_][\w:]*(?:\s*<[^;{}()]*?>)?)\s+"
+    r"(?P<type>(?:const\s+)?(?:typename\s+)?[A-Za-z_][\w:]*(?:\s*<[^;{}()]*?>)?)\s+"
     r"(?P<names>[A-Za-z_]\w*\s*(?:\[[^;]*?\]\s*)*(?:,\s*[A-Za-z_]\w*\s*(?:\[[^;,]*?\]\s*)*)*);"
 )
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
+_ARGUMENT_INDEX = re.compile(r"\[\[threadgroup\(\d+\)\]\]")
 _INSTANTIATION = re.compile(r"^template \[\[host_name\(.*$", re.M)
 
 _THREAD = {
@@ -46,8 +48,8 @@ _THREAD = {
 
 def translation_unit(source: Source) -> str:
     """Return C++ text whose function `rt_entry(arguments)` runs the kernel for the current lane."""
-    text = share_threadgroup_variables(source.text)
-    text = _INSTANTIATION.sub("", text)
+    text = share_threadgroup_variables(without_comments(source.text))
+    text = _ARGUMENT_INDEX.sub("", _INSTANTIATION.sub("", text))
     arguments = ",\n      ".join(_argument(p) for p in source.parameters)
     return (
         "#include <metal_stdlib>\n"
@@ -61,6 +63,11 @@ def translation_unit(source: Source) -> str:
         f"  {source.entry}(\n      {arguments});\n"
         "}\n"
     )
+
+
+def without_comments(text: str) -> str:
+    """The text with its comments gone and its lines where they were."""
+    return _COMMENT.sub(lambda match: " " + "\n" * match.group(0).count("\n"), text)
 
 
 def share_threadgroup_variables(text: str) -> str:

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
@@ -114,8 +115,10 @@ class Objects:
 
 
 def _first_errors(stderr: str, limit: int = 12) -> str:
+    """The distinct errors, each as line and message: templates repeat them per instantiation."""
     lines = [line for line in stderr.splitlines() if "error:" in line] or stderr.splitlines()
-    return "\n".join(lines[:limit])
+    short = (re.sub(r"^.*?\.metal:", "line ", line) for line in lines)
+    return "\n".join(list(dict.fromkeys(short))[:limit])
 
 
 @functools.cache

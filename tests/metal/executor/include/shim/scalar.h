@@ -155,6 +155,15 @@ template <class T>
 constexpr bool is_floating_point_v = is_floating_point<T>::value;
 
 template <class T>
+using remove_addrspace_t = T;
+template <class T>
+using uniform = T;  // the same value in every thread: a hint to the compiler
+template <class T>
+inline T make_uniform(T value) {
+  return value;
+}
+
+template <class T>
 struct numeric_limits : std::numeric_limits<T> {};
 
 #define SHIM_LIMITS(T, largest, smallest, gap)                                     \
