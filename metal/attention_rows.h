@@ -70,8 +70,8 @@ inline void begin_rows(
   rows.sum[rt] = 0.0f;
 }
 
-// Row of D elements, 4 per thread and turn, into a staged tile; rows from `n_rows` are zero.
-template <typename T, int D, int KEYS, int THREADS>
+// Copies `n_rows` rows of D elements into a staged tile, from its row `first_row` on.
+template <typename T, int D, int THREADS>
 inline void stage(
     threadgroup T* tile,
     const device T* from,
@@ -80,20 +80,24 @@ inline void stage(
     int first_row,
     int n_rows,
     int thread_index) {
-  for (int at = 4 * thread_index; at < KEYS * D; at += 4 * THREADS) {
+  for (int at = 4 * thread_index; at < n_rows * D; at += 4 * THREADS) {
     const int row = at / D;
     const int d = at % D;
-    if (row < first_row) {
-      continue;
-    }
-    T values[4] = {T(0.0f), T(0.0f), T(0.0f), T(0.0f)};
-    if (row - first_row < n_rows) {
-      load_strided<4>(from + (row - first_row) * row_step + d * step, step, values);
-    }
+    T values[4];
+    load_strided<4>(from + row * row_step + d * step, step, values);
     UNROLL
     for (int i = 0; i < 4; ++i) {
-      tile[row * (D + ROW_PAD) + d + i] = values[i];
+      tile[(first_row + row) * (D + ROW_PAD) + d + i] = values[i];
     }
+  }
+}
+
+// Clears the rows of a staged tile from `first_row` on: a hidden key has weight zero, and
+// zero times what happened to lie there need not be zero.
+template <typename T, int D, int KEYS, int THREADS>
+inline void clear(threadgroup T* tile, int first_row, int thread_index) {
+  for (int at = thread_index; at < (KEYS - first_row) * D; at += THREADS) {
+    tile[(first_row + at / D) * (D + ROW_PAD) + at % D] = T(0.0f);
   }
 }
 

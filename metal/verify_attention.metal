@@ -65,10 +65,12 @@ const device T* k_head = k + head * k_strides[1];
 const device T* v_head = v + head * v_strides[1];
 for (int key = begin; key < end; key += KEYS) {
   const int present = min(KEYS, end - key);
-  stage<T, D, KEYS, THREADS>(
+  stage<T, D, THREADS>(
       keys, k_head + key * k_strides[2], k_strides[2], k_strides[3], 0, present, thread_index);
-  stage<T, D, KEYS, THREADS>(
+  stage<T, D, THREADS>(
       values, v_head + key * v_strides[2], v_strides[2], v_strides[3], 0, present, thread_index);
+  clear<T, D, KEYS, THREADS>(keys, present, thread_index);
+  clear<T, D, KEYS, THREADS>(values, present, thread_index);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   UNROLL
   for (int rt = 0; rt < RT; ++rt) {

@@ -1,0 +1,112 @@
+// block_attention: the B rows of a draft block attend to the context cache and to the block
+// itself, which stay two arrays; each KV head is read once for all its query heads and rows.
+//
+// q                    [1, HQ, B, D]  T: float32, bfloat16 or float16; any strides
+// context_k, context_v [1, HK, C, D]  T; any strides, so views of a larger cache do
+// block_k, block_v     [1, HK, B, D]  T; any strides
+// scale                []             float32
+// out    [SPLITS, HQ, B, D + 2] float32: per split of the keys the unfinished sums, the top
+//        score (base 2) and the sum of weights, for attention_merge;
+//        or, if DIRECT (one split), [1, HQ, B, D] T, finished
+//
+// The C context rows stand at consecutive positions and row i of the block at position C + i.
+// WINDOW > 0 hides the context at a distance of WINDOW or more; the block itself is always
+// inside the window. CAUSAL hides the rows of the block behind a row; otherwise the block is
+// seen whole by each of its rows. Keys that no row sees are not read.
+//
+// Grid: (32 * SIMDS, HK * row blocks, SPLITS) threads in groups of (32 * SIMDS, 1, 1). A row
+// block is 8 * RT * SIMDS of the B * HQ / HK rows of a KV head; with one block, keys and
+// values are read once.
+// Template: T, O (type of out), D a multiple of 16, KEYS 8 16 or 32, RT, SIMDS, WINDOW,
+// CAUSAL, DIRECT.
+// Threadgroup memory: 2 * KEYS * (D + 8) * sizeof(T), at most 17 KB in the shipped geometries.
+//
+// Source: written for this project; the masks are those of DFlash (arXiv 2602.06036) and of
+// the dflash package, where a sliding layer sees context at a distance below its window.
+
+#include "attention_rows.h"
+
+// body
+constexpr int THREADS = 32 * SIMDS;
+threadgroup T keys[KEYS * (D + ROW_PAD)];
+threadgroup T values[KEYS * (D + ROW_PAD)];
+
+const int HQ = q_shape[1];
+const int M = q_shape[2];
+const int HK = context_k_shape[1];
+const int context = context_k_shape[2];
+const int L = context + M;
+const int n_rows = M * (HQ / HK);
+const int head = int(threadgroup_position_in_grid.y) % HK;
+const int row_block = int(threadgroup_position_in_grid.y) / HK;
+const int split = int(threadgroup_position_in_grid.z);
+const int splits = int(threadgroups_per_grid.z);
+const int thread_index = int(thread_position_in_threadgroup.x);
+const int lane = int(thread_index_in_simdgroup);
+
+// The first row of this simdgroup's first tile.
+const int first_row = 8 * RT * (row_block * SIMDS + int(simdgroup_index_in_threadgroup));
+
+attention_rows<T, D, RT> rows;
+int row_of[RT];
+UNROLL
+for (int rt = 0; rt < RT; ++rt) {
+  row_of[rt] = min(first_row + 8 * rt + lane_row(lane), n_rows - 1);
+  const long q_head = head * (HQ / HK) + row_of[rt] / M;
+  begin_rows<T, D, RT>(
+      rows, rt, q + q_head * q_strides[1] + (row_of[rt] % M) * q_strides[2], q_strides[3], lane);
+}
+
+// Whole blocks of keys, dealt to the splits in order.
+const int first_seen = WINDOW > 0 ? max(0, context - WINDOW + 1) : 0;
+const int blocks = (L - first_seen + KEYS - 1) / KEYS;
+const int blocks_each = (blocks + splits - 1) / splits;
+const int begin = first_seen + KEYS * blocks_each * split;
+const int end = min(L, begin + KEYS * blocks_each);
+
+for (int key = begin; key < end; key += KEYS) {
+  const int present = min(KEYS, end - key);
+  const int from_context = clamp(context - key, 0, present);
+  const long first_context = min(key, context - 1);
+  const long first_block = max(key - context, 0);
+  stage<T, D, THREADS>(
+      keys,
+      context_k + head * context_k_strides[1] + first_context * context_k_strides[2],
+      context_k_strides[2], context_k_strides[3], 0, from_context, thread_index);
+  stage<T, D, THREADS>(
+      keys,
+      block_k + head * block_k_strides[1] + first_block * block_k_strides[2],
+      block_k_strides[2], block_k_strides[3], from_context, present - from_context,
+      thread_index);
+  stage<T, D, THREADS>(
+      values,
+      context_v + head * context_v_strides[1] + first_context * context_v_strides[2],
+      context_v_strides[2], context_v_strides[3], 0, from_context, thread_index);
+  stage<T, D, THREADS>(
+      values,
+      block_v + head * block_v_strides[1] + first_block * block_v_strides[2],
+      block_v_strides[2], block_v_strides[3], from_context, present - from_context,
+      thread_index);
+  clear<T, D, KEYS, THREADS>(keys, present, thread_index);
+  clear<T, D, KEYS, THREADS>(values, present, thread_index);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  UNROLL
+  for (int rt = 0; rt < RT; ++rt) {
+    if (first_row + 8 * rt < n_rows) {
+      const int position = context + row_of[rt] % M;
+      const int first = WINDOW > 0 ? min(position - WINDOW + 1, context) : 0;
+      const int last = min(CAUSAL ? position : L - 1, end - 1);
+      attend<T, D, RT, KEYS>(
+          rows, rt, keys, values, scale * LOG2_E, key, first, last, lane);
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+
+UNROLL
+for (int rt = 0; rt < RT; ++rt) {
+  const int row = first_row + 8 * rt + lane_row(lane);
+  const long at = (long(split) * HQ + head * (HQ / HK) + row_of[rt] / M) * M + row_of[rt] % M;
+  store_rows<DIRECT, T, D, RT, O>(
+      rows, rt, out + at * (DIRECT ? D : D + 2), row < n_rows, lane);
+}

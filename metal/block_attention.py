@@ -1,0 +1,147 @@
+"""A draft block attends to its context and to itself, each key read once per KV head.
+
+Letters: H query heads, G KV heads, B block rows, C context rows, D elements per head. Kernel:
+block_attention.metal, joined by attention_merge.metal where the keys are split.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import mlx.core as mx
+
+from dflash_mlx.metal.attention_geometry import AttentionGeometry, attention_geometries
+from dflash_mlx.metal.attention_merge import attention_merge
+from dflash_mlx.metal.build import DEFAULT_DEVICE, Device, Launch, read_kernel
+from dflash_mlx.metal.refusal import first_reason, refuse
+from dflash_mlx.metal.verify_attention import attend_in_float32, attention_reasons
+
+MAX_ROWS: Final = 32
+
+KERNEL: Final = read_kernel(
+    "block_attention",
+    ("q", "context_k", "context_v", "block_k", "block_v", "scale"),
+    ("out",),
+    contiguous=False,
+)
+
+
+@dataclass(frozen=True)
+class BlockKeys:
+    """What a block attends to: context k and v [1, G, C, D], its own k and v [1, G, B, D]."""
+
+    context_k: mx.array
+    context_v: mx.array
+    block_k: mx.array
+    block_v: mx.array
+
+
+@dataclass(frozen=True)
+class BlockMask:
+    """`window`: context at that distance or more is hidden. `causal`: so is what follows."""
+
+    window: int | None = None
+    causal: bool = False
+
+
+def block_attention_reference(
+    q: mx.array, keys: BlockKeys, scale: float, mask: BlockMask
+) -> mx.array:
+    """Attention [1, H, B, D] of block rows, in q's dtype, worked in float32.
+
+    Row i stands at position C + i behind C context rows at consecutive positions.
+    """
+    context, rows = keys.context_k.shape[2], q.shape[2]
+    position = mx.arange(context, context + rows)[:, None]
+    key = mx.arange(context + rows)[None]
+    seen = key <= position if mask.causal else mx.full((rows, context + rows), True)
+    if mask.window is not None:
+        seen = seen & ((key > position - mask.window) | (key >= context))
+    k = mx.concatenate([keys.context_k, keys.block_k], axis=2)
+    v = mx.concatenate([keys.context_v, keys.block_v], axis=2)
+    return attend_in_float32(q, k, v, scale, seen)
+
+
+def block_attention_refusal(q: mx.array, keys: BlockKeys, mask: BlockMask) -> str | None:
+    """Why the kernel cannot take these inputs, or None."""
+    return first_reason(_reasons(q, keys, mask))
+
+
+def block_attention(
+    q: mx.array,
+    keys: BlockKeys,
+    scale: float,
+    mask: BlockMask,
+    *,
+    device: Device | None = DEFAULT_DEVICE,
+    geometry: AttentionGeometry | None = None,
+) -> mx.array:
+    """Attention [1, H, B, D] of the rows q [1, H, B, D] of a draft block, in q's dtype.
+
+    Row i stands at position C + i behind C context rows at consecutive positions. Raises
+    BadRequest with the refusal reason for inputs that the kernel cannot take.
+    """
+    refuse("block_attention", block_attention_refusal(q, keys, mask))
+    if device is None:
+        return block_attention_reference(q, keys, scale, mask)
+    rows_per_group = q.shape[2] * q.shape[1] // keys.block_k.shape[1]
+    chosen = geometry or attention_geometries(q.shape[3], q.dtype, rows_per_group)[0]
+    launch = _launch(q, keys, scale, mask, chosen)
+    (out,) = device.run(launch)
+    if launch.grid[2] == 1:
+        return out
+    return attention_merge(out, q.dtype, device=device)
+
+
+def _launch(
+    q: mx.array, keys: BlockKeys, scale: float, mask: BlockMask, geometry: AttentionGeometry
+) -> Launch:
+    _, heads, rows, size = q.shape
+    groups, context = keys.context_k.shape[1], keys.context_k.shape[2]
+    splits = geometry.splits(rows + min(context, mask.window or context))
+    threads = 32 * geometry.simdgroups
+    return Launch(
+        kernel=KERNEL,
+        inputs=(
+            q,
+            keys.context_k,
+            keys.context_v,
+            keys.block_k,
+            keys.block_v,
+            mx.array(scale, mx.float32),
+        ),
+        template=(
+            ("T", q.dtype),
+            ("O", q.dtype if splits == 1 else mx.float32),
+            ("D", size),
+            ("KEYS", geometry.key_block),
+            ("RT", geometry.row_tiles),
+            ("SIMDS", geometry.simdgroups),
+            ("WINDOW", mask.window or 0),
+            ("CAUSAL", mask.causal),
+            ("DIRECT", splits == 1),
+        ),
+        grid=(threads, groups * geometry.row_blocks(rows * heads // groups), splits),
+        threadgroup=(threads, 1, 1),
+        output_shapes=((1, heads, rows, size) if splits == 1 else (splits, heads, rows, size + 2),),
+        output_dtypes=(q.dtype if splits == 1 else mx.float32,),
+    )
+
+
+def _reasons(q: mx.array, keys: BlockKeys, mask: BlockMask) -> Iterator[str | None]:
+    yield from attention_reasons(q, keys.context_k, keys.context_v)
+    yield from attention_reasons(q, keys.block_k, keys.block_v)
+    rows, context = q.shape[2], keys.context_k.shape[2]
+    if not 2 <= rows <= MAX_ROWS:
+        yield f"q has {rows} rows; 2 to {MAX_ROWS} are needed"
+    if keys.block_k.shape[2] != rows:
+        yield f"{keys.block_k.shape[2]} keys in a block of {rows} rows; as many are needed"
+    if keys.context_k.shape[1] != keys.block_k.shape[1]:
+        yield (
+            f"{keys.context_k.shape[1]} KV heads in the context and "
+            f"{keys.block_k.shape[1]} in the block; as many are needed"
+        )
+    if context < 1:
+        yield "no context row; 1 or more are needed"
+    if mask.window is not None and mask.window < rows:
+        yield f"a window of {mask.window} for a block of {rows} rows; as many or None is needed"
