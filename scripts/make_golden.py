@@ -20,6 +20,7 @@ Each case is a folder `tests/golden/NAME/`:
         R.path       [B - 1]              a path the official sampler drew
         R.probs      [B - 1, top_k]       proposal probabilities along that path, per candidate
 
+`tests/golden/targets/` holds whole small targets and their taps (`golden_targets.py`).
 `tests/golden/target.safetensors` holds the embedding and the untied head that all cases share.
 `tests/golden/provenance.json` holds versions, seeds, and how far the two official backends agree.
 A seed is passed over if any choice of a token is nearer than float32 rounding could decide.
@@ -38,6 +39,7 @@ from types import SimpleNamespace
 
 import torch
 from golden_cases import CASES, HIDDEN, MASK, VOCABULARY, Case
+from golden_targets import write_targets
 from safetensors.torch import load_file, save_file
 from transformers.utils.logging import disable_progress_bar
 
@@ -63,6 +65,7 @@ def main() -> None:
     shutil.rmtree(GOLDEN, ignore_errors=True)
     GOLDEN.mkdir(parents=True)
     save_file(_target(), GOLDEN / "target.safetensors")
+    write_targets(GOLDEN / "targets")
     cases = {case.name: _write_case(case) for case in CASES}
     provenance = {
         "made_by": "scripts/make_golden.py",
@@ -120,14 +123,15 @@ def _write_case(case: Case) -> dict[str, object]:
         for name, tensor in chosen.tensors.items()
         if not name.endswith("logits") or name in ("0.logits", f"{last}.logits")
     }
-    metadata = {
-        "rounds": str(len(case.rounds)),
+    facts = {
+        "rounds": len(case.rounds),
         "golden": case.golden,
-        "tied": json.dumps(case.tied),
-        "target_scale": str(case.target_scale),
-        "temperature": str(case.temperature),
+        "tied": case.tied,
+        "target_scale": case.target_scale,
+        "temperature": case.temperature,
     }
-    save_file({**inputs, **kept}, folder / "golden.safetensors", metadata)
+    # one key only: safetensors writes several in an order that changes from run to run
+    save_file({**inputs, **kept}, folder / "golden.safetensors", {"facts": json.dumps(facts)})
     print(f"{case.name}: seed {seed}, gap {chosen.gap:.1e}, {agreement}", file=sys.stderr)
     return {
         "guards": case.guards,

@@ -54,15 +54,16 @@ class Golden:
 
 
 def load(name: str) -> Golden:
-    tensors, facts = mx.load(str(GOLDEN / name / "golden.safetensors"), return_metadata=True)
-    rounds: list[dict[str, mx.array]] = [{} for _ in range(int(facts["rounds"]))]
+    tensors, metadata = mx.load(str(GOLDEN / name / "golden.safetensors"), return_metadata=True)
+    facts = json.loads(metadata["facts"])
+    rounds: list[dict[str, mx.array]] = [{} for _ in range(facts["rounds"])]
     for key, tensor in tensors.items():
         number, field = key.split(".")
         rounds[int(number)][field] = tensor
     model = DraftModel(read_draft_config(configuration(name)), False, False)
     model.load_weights(str(GOLDEN / name / "model.safetensors"))
     model.set_dtype(mx.float32)
-    target = Lender(json.loads(facts["tied"]), float(facts["target_scale"]))
+    target = Lender(facts["tied"], facts["target_scale"])
     return Golden(BoundDraft(model, target), rounds)
 
 
