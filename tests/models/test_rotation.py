@@ -1,4 +1,4 @@
-"""Which rotations a draft may ask for. YaRN's and llama3's numbers are held by the golden drafts."""
+"""Which rotations a draft may ask for; the golden drafts hold YaRN's and llama3's numbers."""
 
 import math
 from dataclasses import replace
