@@ -85,9 +85,6 @@ def quantized_verify(
 
 def _launch(x: mx.array, weight: QuantizedWeight, geometry: MatrixGeometry) -> Launch:
     rows, columns = x.shape[0], weight.packed.shape[0]
-    row_tiles = -(-rows // 8)
-    # Above 16 rows two 64-value blocks of x would not fit beside the results in registers.
-    block = 64 if row_tiles <= 2 and weight.group_size >= 64 else 32
     threads = 32 * geometry.slices
     return Launch(
         kernel=KERNEL,
@@ -97,9 +94,9 @@ def _launch(x: mx.array, weight: QuantizedWeight, geometry: MatrixGeometry) -> L
             ("S", weight.scales.dtype),
             ("BITS", weight.bits),
             ("GROUP", weight.group_size),
-            ("KB", block),
+            ("KB", block_of(rows, weight.group_size)),
             ("NT", geometry.column_tiles),
-            ("MT", row_tiles),
+            ("MT", -(-rows // 8)),
             ("SLICES", geometry.slices),
         ),
         grid=(threads, -(-columns // (8 * geometry.column_tiles)), 1),
@@ -107,6 +104,14 @@ def _launch(x: mx.array, weight: QuantizedWeight, geometry: MatrixGeometry) -> L
         output_shapes=((rows, columns),),
         output_dtypes=(x.dtype,),
     )
+
+
+def block_of(rows: int, group_size: int) -> int:
+    """Values of K that a simdgroup reads at a time.
+
+    Above 16 rows, 64 values of each row would not fit beside the results in registers.
+    """
+    return 64 if rows <= 16 and group_size >= 64 else 32
 
 
 def _reasons(x: mx.array, weight: QuantizedWeight) -> Iterator[str | None]:

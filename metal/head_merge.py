@@ -1,0 +1,95 @@
+"""Joining the strips of `head_argmax`. Kernel: head_merge.metal.
+
+Letters: S strips of the vocabulary, M rows, C best tokens per row.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import mlx.core as mx
+
+from dflash_mlx.metal.build import DEFAULT_DEVICE, Device, Launch, read_kernel
+from dflash_mlx.metal.refusal import first_reason, rank_refusal, refuse, shape_refusal
+
+MAX_COUNT: Final = 32
+SIMDGROUPS: Final = 8
+
+KERNEL: Final = read_kernel(
+    "head_merge", ("values", "ids", "masses"), ("logits", "tokens", "log_sum_exp")
+)
+
+
+@dataclass(frozen=True)
+class Strips:
+    """What every strip saw: values and ids [S, M, C] best first, masses [S, M, 2].
+
+    A mass is the greatest logit and the sum of exp(logit - greatest).
+    """
+
+    values: mx.array
+    ids: mx.array
+    masses: mx.array
+
+
+@dataclass(frozen=True)
+class BestTokens:
+    """The best tokens of every row, best first; equal logits go to the lower token id.
+
+    `tokens` int32 [M, C], `logits` float32 [M, C], `log_sum_exp` float32 [M] over all logits.
+    """
+
+    tokens: mx.array
+    logits: mx.array
+    log_sum_exp: mx.array
+
+
+def head_merge_reference(strips: Strips) -> BestTokens:
+    """The best tokens of all strips."""
+    _, rows, count = strips.values.shape
+    values = strips.values.swapaxes(0, 1).reshape(rows, -1)
+    ids = strips.ids.swapaxes(0, 1).reshape(rows, -1)
+    # A stable sort by value of what is sorted by id: equal values keep the lower id first.
+    by_id = mx.argsort(ids, axis=-1)
+    values, ids = (mx.take_along_axis(a, by_id, axis=-1) for a in (values, ids))
+    order = mx.argsort(-values, axis=-1)[:, :count]
+    top, total = strips.masses[..., 0], strips.masses[..., 1]
+    greatest = top.max(axis=0)
+    return BestTokens(
+        mx.take_along_axis(ids, order, axis=-1),
+        mx.take_along_axis(values, order, axis=-1),
+        greatest + mx.log((total * mx.exp(top - greatest)).sum(axis=0)),
+    )
+
+
+def head_merge_refusal(strips: Strips) -> str | None:
+    """Why the kernel cannot take `strips`, or None."""
+    return first_reason(
+        (
+            rank_refusal("values", strips.values, "S M C"),
+            shape_refusal("ids", strips.ids, strips.values.shape),
+            shape_refusal("masses", strips.masses, (*strips.values.shape[:2], 2)),
+        )
+    )
+
+
+def head_merge(strips: Strips, *, device: Device | None = DEFAULT_DEVICE) -> BestTokens:
+    """The best tokens of all strips.
+
+    Raises BadRequest with the refusal reason for strips that the kernel cannot take.
+    """
+    refuse("head_merge", head_merge_refusal(strips))
+    if device is None:
+        return head_merge_reference(strips)
+    n_strips, rows, count = strips.values.shape
+    simdgroups = max(1, min(SIMDGROUPS, n_strips * count // 32))
+    launch = Launch(
+        kernel=KERNEL,
+        inputs=(strips.values, strips.ids, strips.masses),
+        template=(("COUNT", count), ("SIMDS", simdgroups)),
+        grid=(32 * simdgroups, rows, 1),
+        threadgroup=(32 * simdgroups, 1, 1),
+        output_shapes=((rows, count), (rows, count), (rows,)),
+        output_dtypes=(mx.float32, mx.int32, mx.float32),
+    )
+    logits, tokens, log_sum_exp = device.run(launch)
+    return BestTokens(tokens, logits, log_sum_exp)
