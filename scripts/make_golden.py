@@ -93,8 +93,8 @@ DISAGREEMENTS = {
     "vllm-project/vllm#41703, scales them as well)",
     "window narrower than a block": "torch applies the window inside the block, MLX does not; no "
     "published draft has one and no case here does",
-    "use_sliding_window false beside sliding layer_types": "torch drops the window and stays "
-    "causal, MLX keeps both; no case here has it",
+    "sliding layer_types without use_sliding_window true": "torch drops the window and its cache "
+    "then fails, MLX reads sliding_window alone; no case here has it",
     "missing target_layer_ids": "torch guesses them, MLX raises KeyError; no case lacks them",
 }
 
