@@ -54,7 +54,9 @@ def _read(path: str, seen: set[str]) -> str:
 def _quantized_header() -> str:
     # quantized.h schedules tiles with a helper at the end of utils.h, which the shim lacks.
     _, _, scheduling = (ROOT / KERNELS / "utils.h").read_text().partition("// Row tile scheduling")
-    return scheduling.partition("\n")[2] + flatten("quantized_utils.h", "steel/gemm/gemm.h", "quantized.h")
+    return scheduling.partition("\n")[2] + flatten(
+        "quantized_utils.h", "steel/gemm/gemm.h", "quantized.h"
+    )
 
 
 @functools.cache
@@ -159,7 +161,7 @@ def sdpa_vector(
     queries [heads, rows, dim], keys and values [kv_heads, length, dim].
     """
     heads, rows, dim = queries.shape
-    kv_heads, length, _ = keys.shape
+    kv_heads = keys.shape[0]
     body = (
         "int N = keys_shape[1];\n"
         "size_t head = size_t(keys_shape[1]) * D, sequence = D;\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 # In the order of `Kind` in runtime/launch.h.
@@ -79,7 +80,7 @@ class Counts:
     atomics: int
     partial_simd_ops: int
     threadgroup_bytes: int
-    buffers: dict[str, BufferCounts] = field(default_factory=dict)
+    buffers: Mapping[str, BufferCounts] = field(default_factory=dict)
 
     @property
     def unwritten_output_bytes(self) -> int:
@@ -93,7 +94,7 @@ class Counts:
 
     @property
     def threadgroup_traffic_bytes(self) -> int:
-        """64 bytes a line touched, per threadgroup: traffic if caches serve one threadgroup only."""
+        """64 bytes a line and threadgroup: the traffic if caches serve one threadgroup only."""
         lines = sum(b.group_lines_read + b.group_lines_written for b in self.buffers.values())
         return 64 * lines
 

@@ -6,6 +6,7 @@ another name and renamed, so a reader never sees half of it. Deleting the folder
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -74,10 +75,26 @@ class Objects:
         flags = [*_COMMON, *_machine_flags(), *_KERNEL, *(_TRACED if traced else ())]
         runtime = self.runtime()
         link = [*(_WRAP if traced else ()), str(runtime), *_LINK]
-        target = self._target(name[:60], text, *flags, *link)
+        target = self._target(name.removeprefix("custom_kernel_")[:60], text, *flags, *link)
         if not target.exists():
-            self._compile(target, text, [*flags, f"-I{INCLUDE}"], link)
+            prelude = self._prelude(flags)
+            self._compile(target, text, [*flags, f"-I{prelude}", f"-I{INCLUDE}"], link)
         return target
+
+    def _prelude(self, flags: list[str]) -> Path:
+        """Folder with the shim precompiled for these flags: halves the time of a compilation."""
+        folder = self._target("prelude", *flags).with_suffix("")
+        if not folder.exists():
+            with tempfile.TemporaryDirectory(dir=self.folder, prefix="build_") as build:
+                made = Path(build) / "metal_stdlib.gch"
+                header = ["-x", "c++-header", str(INCLUDE / "metal_stdlib"), "-o", str(made)]
+                _run([*flags, f"-I{INCLUDE}", *header], "the shim")
+                staged = Path(build) / folder.name
+                staged.mkdir()
+                os.replace(made, staged / made.name)
+                with contextlib.suppress(OSError):  # another process was faster
+                    os.rename(staged, folder)
+        return folder
 
     def runtime(self) -> Path:
         """Path of the shared object of the runtime."""
@@ -105,13 +122,15 @@ class Objects:
             unit = Path(build) / "unit.cpp"
             unit.write_text(text)
             made = Path(build) / "unit.so"
-            command = [compiler() or "g++", *flags, "-shared", "-o", str(made), str(unit), *link]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise CompileError(
-                    f"{target.name}: g++ refused the kernel\n{_first_errors(done.stderr)}"
-                )
+            _run([*flags, "-shared", "-o", str(made), str(unit), *link], target.stem)
             os.replace(made, target)
+
+
+def _run(arguments: list[str], what: str) -> None:
+    command = [compiler() or "g++", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CompileError(f"g++ refused {what}:\n{_first_errors(done.stderr)}")
 
 
 def _first_errors(stderr: str, limit: int = 12) -> str:
@@ -158,9 +177,7 @@ def _default_folder() -> Path:
 
 def _prune(folder: Path) -> None:
     oldest = time.time() - KEEP_S
-    for path in folder.glob("*.so"):
-        try:
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):  # another process was faster
             if path.stat().st_mtime < oldest:
-                path.unlink()
-        except FileNotFoundError:  # another process was faster
-            continue
+                shutil.rmtree(path) if path.is_dir() else path.unlink()

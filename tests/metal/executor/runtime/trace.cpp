@@ -124,7 +124,7 @@ bool check_cell(Cell& cell, const Access& a, uint32_t me, Memory memory, const c
       has_pending = true;
     }
   }
-  if (a.write && !a.atomic && cell.read.thread && !ordered(cell.read, cell.readers, me, memory)) {
+  if (a.write && cell.read.thread && !ordered(cell.read, cell.readers, me, memory)) {
     conflict = true;
     report(kind, what, a.pc, 0, offset, (cell.read.thread - 1) % max_threads);
   }
