@@ -68,6 +68,7 @@ def read_gguf(path: Path) -> GGUFModel:
         stored = mx.load(str(path), format="gguf")
     except (RuntimeError, ValueError) as error:
         raise BadCheckpoint(f"{path} could not be read ({error}); fetch it again") from error
+    assert isinstance(stored, dict), type(stored)
     return GGUFModel(config, dict(_renamed(stored, places)), tokenizer)
 
 

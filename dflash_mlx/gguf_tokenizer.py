@@ -60,7 +60,7 @@ def read_tokenizer(metadata: dict[str, Any], path: Path) -> GGUFTokenizer:
             f"'gpt2' with {', '.join(_PRE_TOKENIZERS)}. Give the safetensors repository instead"
         )
     tokens = _texts(metadata, "tokens", path)
-    merges = tuple(tuple(pair.split(" ")) for pair in _texts(metadata, "merges", path))
+    merges = tuple(_pair(text) for text in _texts(metadata, "merges", path))
     types = tuple(metadata.get("tokenizer.ggml.token_type", (1,) * len(tokens)))
     known = set(tokens)
     if len(known) != len(tokens) or len(types) != len(tokens):
@@ -68,9 +68,9 @@ def read_tokenizer(metadata: dict[str, Any], path: Path) -> GGUFTokenizer:
             f"{path} has {len(tokens)} tokens, {len(known)} of them different, and {len(types)} "
             "token types; the three need to agree"
         )
-    for pair in merges:
-        if len(pair) != 2 or not known.issuperset((*pair, "".join(pair))):
-            raise BadCheckpoint(f"{path} merges {pair}, which its vocabulary does not hold")
+    used = {part for left, right in merges for part in (left, right, left + right)}
+    if strange := sorted(used - known):
+        raise BadCheckpoint(f"{path} merges {strange[0]!r}, which its vocabulary does not hold")
 
     def token_id(name: str) -> int | None:
         value = metadata.get(f"tokenizer.ggml.{name}_token_id")
@@ -105,7 +105,8 @@ def build_tokenizer(vocabulary: GGUFTokenizer) -> "TokenizerWrapper":
     def token(index: int | None) -> str | None:
         return None if index is None else vocabulary.tokens[index]
 
-    fast = PreTrainedTokenizerFast(
+    make: Any = PreTrainedTokenizerFast  # untyped in transformers
+    fast = make(
         tokenizer_object=byte_level_bpe(vocabulary),
         bos_token=token(vocabulary.bos_id),
         eos_token=token(vocabulary.end_ids[0]),
@@ -162,6 +163,11 @@ def _pre_tokenizer(name: str) -> Any:
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
+
+
+def _pair(text: str) -> tuple[str, str]:
+    left, _, right = text.partition(" ")
+    return left, right
 
 
 def _texts(metadata: dict[str, Any], key: str, path: Path) -> tuple[str, ...]:

@@ -1,0 +1,193 @@
+"""Files of one commit, brought into the hub's cache, resuming where an earlier run broke off.
+
+This file knows bytes, hashes and the hub's cache; it decides neither what to fetch nor which
+commit. A blob is written to `<hash>.incomplete` and renamed when its hash is right, so the
+cache never holds half a file; huggingface_hub then links it into the snapshot. We bring the
+blobs ourselves because huggingface_hub 2 throws a partial file away when a run ends.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from dflash_mlx.errors import DownloadFailed
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes that are here and the bytes in all."""
+
+_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """One file of a commit. `digest` names its blob: a SHA-256, or git's SHA-1 for small ones."""
+
+    name: str
+    n_bytes: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A repository at one commit, and the hub's cache that keeps it."""
+
+    repository: str
+    sha: str
+    cache: Path
+
+    @property
+    def _home(self) -> Path:
+        return self.cache / ("models--" + self.repository.replace("/", "--"))
+
+    @property
+    def snapshot(self) -> Path:
+        """The folder in which the files of this commit appear."""
+        return self._home / "snapshots" / self.sha
+
+    def blob(self, file: RemoteFile) -> Path:
+        """Where the content of `file` is kept."""
+        return self._home / "blobs" / file.digest
+
+    def partial(self, file: RemoteFile) -> Path:
+        """Where the content of `file` grows until it is whole."""
+        return self.blob(file).with_name(file.digest + ".incomplete")
+
+    def lock(self, file: RemoteFile) -> Path:
+        """The lock that huggingface_hub takes too before it writes this blob."""
+        return self.cache / ".locks" / self._home.name / f"{file.digest}.lock"
+
+    def missing_bytes(self, files: Iterable[RemoteFile]) -> int:
+        """How many bytes of `files` would have to be fetched."""
+        return sum(file.n_bytes - self._here(file) for file in files)
+
+    def _here(self, file: RemoteFile) -> int:
+        if (self.snapshot / file.name).exists() or self.blob(file).exists():
+            return file.n_bytes
+        partial = self.partial(file)
+        return min(partial.stat().st_size, file.n_bytes) if partial.exists() else 0
+
+
+def free_bytes(folder: Path) -> int:
+    """How much can still be written where `folder` is, or would be made."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def spelled_bytes(n_bytes: int) -> str:
+    """A number of bytes for a person, in decimal units."""
+    for size, unit in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if n_bytes >= size:
+            return f"{n_bytes / size:.1f} {unit}"
+    return f"{n_bytes} bytes"
+
+
+class Fetch:
+    """Brings files of one commit and counts the bytes of all of them together."""
+
+    def __init__(self, commit: Commit, files: Iterable[RemoteFile], on_progress: Progress) -> None:
+        files = list(files)
+        self.commit = commit
+        self.on_progress = on_progress
+        self.total = sum(file.n_bytes for file in files)
+        self.done = self.total - commit.missing_bytes(files)
+
+    def bring(self, file: RemoteFile) -> Path:
+        """Return the path of `file` in the snapshot, fetching what is missing of it.
+
+        Raises:
+            DownloadFailed: the content does not have the hash that the hub announced.
+            OSError: the disk is full, or the cache cannot be written.
+            huggingface_hub.errors.HTTPError: the hub refused, or cannot be reached.
+        """
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.utils import WeakFileLock
+
+        self.on_progress(self.done, self.total)
+        commit, target = self.commit, self.commit.snapshot / file.name
+        if target.exists():
+            return target
+        blob = commit.blob(file)
+        for folder in (blob.parent, commit.lock(file).parent):
+            folder.mkdir(parents=True, exist_ok=True)
+        with WeakFileLock(commit.lock(file)):
+            if not blob.exists():
+                self._bring_blob(file)
+        linked = hf_hub_download(
+            commit.repository, file.name, revision=commit.sha, cache_dir=commit.cache
+        )
+        return Path(linked)
+
+    def _bring_blob(self, file: RemoteFile) -> None:
+        partial = self.commit.partial(file)
+        with partial.open("ab") as output:
+            if output.tell() > file.n_bytes:
+                _empty(output)
+            self._fill(file, output)
+        if _digest(partial, file) != file.digest:
+            partial.unlink()
+            raise DownloadFailed(
+                f"{file.name} of {self.commit.repository} arrived damaged (its hash is not the "
+                "one that the hub announced) and was thrown away; run the command again"
+            )
+        partial.replace(self.commit.blob(file))
+
+    def _fill(self, file: RemoteFile, output: BinaryIO) -> None:
+        """Append to `output` until it is whole, as long as every connection brings something."""
+        from huggingface_hub.errors import HfHubHTTPError
+        from huggingface_hub.errors import HTTPError as TransportError
+
+        while (begun := output.tell()) < file.n_bytes:
+            try:
+                self._stream(file, output)
+            except HfHubHTTPError:
+                raise
+            except TransportError:
+                if output.tell() <= begun:
+                    raise
+            if output.tell() <= begun:
+                raise DownloadFailed(
+                    f"the hub sent {begun} of the {file.n_bytes} bytes of {file.name} and no more; "
+                    "run the command again later"
+                )
+
+    def _stream(self, file: RemoteFile, output: BinaryIO) -> None:
+        from huggingface_hub import hf_hub_url
+        from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+        begun = output.tell()
+        url = hf_hub_url(self.commit.repository, file.name, revision=self.commit.sha)
+        headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
+        if begun:
+            headers["Range"] = f"bytes={begun}-"
+        with get_session().stream("GET", url, headers=headers, timeout=_TIMEOUT_S) as response:
+            hf_raise_for_status(response)
+            if begun and response.status_code != 206:
+                _empty(output)
+                self._count(-begun)
+            # as they come: a larger chunk would be lost when the connection drops inside it
+            for chunk in response.iter_bytes():
+                output.write(chunk)
+                self._count(len(chunk))
+
+    def _count(self, n_bytes: int) -> None:
+        self.done += n_bytes
+        self.on_progress(self.done, self.total)
+
+
+def _empty(output: BinaryIO) -> None:
+    output.seek(0)
+    output.truncate()
+
+
+def _digest(path: Path, file: RemoteFile) -> str:
+    """The name that the hub gives to the content of `path`: SHA-256, or git's SHA-1 of a blob."""
+    if len(file.digest) == 64:
+        with path.open("rb") as content:
+            return hashlib.file_digest(content, "sha256").hexdigest()
+    content_bytes = path.read_bytes()
+    header = f"blob {len(content_bytes)}\0".encode()
+    return hashlib.sha1(header + content_bytes, usedforsecurity=False).hexdigest()

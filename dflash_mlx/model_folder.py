@@ -1,0 +1,74 @@
+"""What makes a folder a model: a readable configuration, all its weights, no code to run.
+
+This file looks at names and at `config.json`; it reads no weight and asks nobody.
+"""
+
+import importlib.util
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
+from dflash_mlx.models.draft_config import is_draft_config
+
+CheckConfig = Callable[[dict[str, Any]], None]
+"""Sees a `config.json` and may refuse it, before any weight is fetched or read."""
+
+_SHARD = re.compile(r".+-(\d{5})-of-(\d{5})\.safetensors")
+
+
+def check_folder(folder: Path, check_config: CheckConfig = lambda config: None) -> None:
+    """Read the `config.json` of `folder`, refuse what would need its own code, then check it.
+
+    Raises:
+        BadCheckpoint: there is no `config.json`, or it is no JSON object.
+        UnsupportedModel: the model is defined by code in its repository.
+    """
+    file = folder / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise BadCheckpoint(
+            f"{folder} has no config.json, so it is no model; give the folder that holds "
+            "config.json and the safetensors, or a .gguf file"
+        ) from error
+    except ValueError as error:
+        raise BadCheckpoint(f"{file} is no JSON ({error}); fetch the model again") from error
+    if not isinstance(config, dict):
+        raise BadCheckpoint(f"{file} holds no JSON object; fetch the model again")
+    _refuse_remote_code(config, file)
+    check_config(config)
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether every weight file that the folder announces is there."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        try:
+            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, KeyError, AttributeError, TypeError):
+            return False
+        return bool(names) and all((folder / name).exists() for name in names)
+    names = {file.name for file in folder.glob("*.safetensors") if file.exists()}
+    shards = [match for name in names if (match := _SHARD.fullmatch(name))]
+    return bool(names) and all(len(shards) == int(shard[2]) for shard in shards)
+
+
+def _refuse_remote_code(config: dict[str, Any], file: Path) -> None:
+    needs_code = "model_file" in config
+    if "auto_map" in config and not needs_code and not is_draft_config(config):
+        needs_code = not _known_to_mlx_lm(str(config.get("model_type")))
+    if needs_code:
+        raise UnsupportedModel(
+            f"{file} defines its model by Python code of its own, which is never run here; give a "
+            "build of the model in an architecture that mlx-lm knows"
+        )
+
+
+def _known_to_mlx_lm(model_type: str) -> bool:
+    # the file's existence answers the question; importing mlx_lm takes most of a second
+    spec = importlib.util.find_spec("mlx_lm")
+    roots = (spec.submodule_search_locations or ()) if spec else ()
+    return any((Path(root) / "models" / f"{model_type}.py").exists() for root in roots)
