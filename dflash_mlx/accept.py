@@ -1,0 +1,89 @@
+"""Which draft tokens the target would have written itself. Pure functions, nothing is awaited.
+
+Letters: B rows of the block, V vocabulary, K candidates per draft token. A verdict is one int32
+array [2 + B]: the number of accepted draft tokens, whether the draft's logits were finite, and B
+tokens of which the first accepted + 1 are final.
+
+*Matching*: the target chooses a token at every row (argmax, or a draw with the key of that
+position) and draft tokens are accepted while they equal the choice. The emitted tokens are the
+target's choices by construction, so the text does not depend on draft or block, sampled text
+with a seed included. It is speculative sampling with a one-hot proposal (arXiv 2302.01318 with
+q = 1): a draft token x is accepted with probability p(x), else p without x is drawn from.
+
+*Rejection*: for a draft that drew its tokens from probabilities q. Accept x with probability
+min(1, p(x) / q(x)), at the first refusal draw from max(p - q, 0), else the bonus from p.
+"""
+
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+
+from dflash_mlx.config import LogitsProcessor, SamplingConfig
+from dflash_mlx.constraints import processed
+from dflash_mlx.models.protocols import Block
+from dflash_mlx.sampling import Chooser, draw, filtered, row_key
+
+AcceptRule = Callable[[Block, mx.array, Sequence[int], int], mx.array]
+"""`(block, target logits [B, V], tokens up to the anchor, row 0's position) -> verdict`."""
+
+_COIN, _RESIDUAL, _BONUS = 1, 2, 3
+"""Streams of randomness of one position, apart from the target's own draw."""
+
+
+def match_rule(choose: Chooser, processors: Sequence[LogitsProcessor] = ()) -> AcceptRule:
+    """Return the rule that accepts draft tokens while they equal the target's choice."""
+
+    def rule(block: Block, logits: mx.array, history: Sequence[int], position: int) -> mx.array:
+        draft_tokens = block.tokens[0]
+        chosen = choose(processed(processors, history, draft_tokens, logits), position)
+        return _verdict(chosen[:-1] == draft_tokens, block.healthy, chosen)
+
+    return rule
+
+
+def rejection_rule(
+    sampling: SamplingConfig, seed: int, processors: Sequence[LogitsProcessor] = ()
+) -> AcceptRule:
+    """Return the rule of speculative sampling, for blocks that carry `candidates`."""
+
+    def rule(block: Block, logits: mx.array, history: Sequence[int], position: int) -> mx.array:
+        assert block.candidates is not None, "the draft proposed without probabilities"
+        draft_tokens = block.tokens[0]
+        logits = processed(processors, history, draft_tokens, logits)
+        target_probs = mx.softmax(filtered(logits, sampling), axis=-1)
+        draft_probs = _dense(block.candidates.ids, block.candidates.probs, logits.shape[-1])
+        coins = mx.stack(
+            [
+                mx.random.uniform(key=row_key(seed, position + row, _COIN))
+                for row in range(draft_tokens.size)
+            ]
+        )
+        ratio = _at(target_probs[:-1], draft_tokens) / _at(draft_probs, draft_tokens)
+        residual = mx.maximum(target_probs[:-1] - draft_probs, 0)
+        empty = residual.sum(axis=-1, keepdims=True) == 0
+        residual = mx.where(empty, target_probs[:-1], residual)
+        accept = coins < ratio
+        refused = draw(mx.log(residual), seed, position, _RESIDUAL)
+        bonus = draw(mx.log(target_probs[-1:]), seed, position + draft_tokens.size, _BONUS)
+        tokens = mx.concatenate([mx.where(accept, draft_tokens, refused), bonus])
+        return _verdict(accept, block.healthy, tokens)
+
+    return rule
+
+
+def _verdict(accept: mx.array, healthy: mx.array, tokens: mx.array) -> mx.array:
+    """Pack the longest accepted prefix of `accept` [B - 1] with the tokens [B]."""
+    n_accepted = mx.cumprod(accept.astype(mx.int32)).sum()
+    head = mx.stack([n_accepted.astype(mx.int32), healthy.astype(mx.int32)])
+    return mx.concatenate([head, tokens.astype(mx.int32)])
+
+
+def _at(probs: mx.array, tokens: mx.array) -> mx.array:
+    """Return the probability [B - 1] that each row of `probs` gives its token."""
+    return mx.take_along_axis(probs, tokens[:, None], axis=-1)[:, 0]
+
+
+def _dense(ids: mx.array, probs: mx.array, vocab_size: int) -> mx.array:
+    """Spread candidate probabilities [B - 1, K] over the vocabulary [B - 1, V]."""
+    empty = mx.zeros((ids.shape[0], vocab_size), probs.dtype)
+    return mx.put_along_axis(empty, ids, probs, axis=-1)

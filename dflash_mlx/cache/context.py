@@ -1,0 +1,105 @@
+"""The draft's context cache: keys and values of context rows only.
+
+Block rows are written behind the context for one forward pass and never counted, so the draft
+has nothing to roll back and is never ahead of committed text. A sliding layer keeps the last
+W - 1 context rows, which is all that any later block row can see.
+"""
+
+import mlx.core as mx
+import numpy as np
+
+_STEP = 256
+
+
+class ContextLayer:
+    """Context rows of one draft layer, in order of position, with room for a block behind.
+
+    `limit` is the number of rows worth keeping (W - 1), or None to keep all. Positions need not
+    be consecutive: rows that were never projected leave a gap.
+    """
+
+    def __init__(self, limit: int | None) -> None:
+        self.limit = limit
+        self.positions = np.zeros(0, np.int32)
+        self._keys: mx.array | None = None
+        self._values: mx.array | None = None
+
+    def append(self, keys: mx.array, values: mx.array, position: int) -> None:
+        """Add context rows [1, H, n, D], the first at absolute `position`."""
+        n_rows = keys.shape[2]
+        if self.limit is not None and n_rows > self.limit:
+            skip = n_rows - self.limit
+            keys, values = keys[..., skip:, :], values[..., skip:, :]
+            position, n_rows = position + skip, self.limit
+        self._write(keys, values)
+        added = np.arange(position, position + n_rows, dtype=np.int32)
+        self.positions = np.concatenate([self.positions, added])
+
+    def with_block(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Return context rows followed by the block's rows [1, H, B, D], block not kept."""
+        self._write(keys, values)  # first: it may drop rows that no query can see
+        end = len(self.positions) + keys.shape[2]
+        assert self._keys is not None and self._values is not None
+        return self._keys[..., :end, :], self._values[..., :end, :]
+
+    def truncate(self, length: int) -> None:
+        """Forget the rows at positions >= `length`."""
+        self.positions = self.positions[: int(np.searchsorted(self.positions, length))]
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """The arrays that hold the rows, to be evaluated."""
+        return [array for array in (self._keys, self._values) if array is not None]
+
+    def _write(self, keys: mx.array, values: mx.array) -> None:
+        """Put rows behind the counted ones, making room or dropping what no row can see."""
+        kept, n_rows = len(self.positions), keys.shape[2]
+        if self._keys is None or self._values is None or kept + n_rows > self._keys.shape[2]:
+            drop = 0 if self.limit is None else max(0, kept - self.limit)
+            self.positions = self.positions[drop:]
+            self._keys = _moved(self._keys, keys, drop, kept)
+            self._values = _moved(self._values, values, drop, kept)
+            kept -= drop
+        self._keys[..., kept : kept + n_rows, :] = keys
+        self._values[..., kept : kept + n_rows, :] = values
+
+
+def _moved(buffer: mx.array | None, rows: mx.array, start: int, end: int) -> mx.array:
+    """Return a buffer with rows start..end of `buffer` in front and room for `rows` and more."""
+    _, heads, n_rows, dim = rows.shape
+    room = mx.zeros((1, heads, (n_rows // _STEP + 1) * _STEP, dim), rows.dtype)
+    if buffer is None:
+        return room
+    return mx.concatenate([buffer[..., start:end, :], room], axis=2)
+
+
+class ContextCache:
+    """Context rows of all draft layers; `length` is the position behind the last of them."""
+
+    def __init__(self, limits: list[int | None]) -> None:
+        self.layers = [ContextLayer(limit) for limit in limits]
+        self.length = 0
+
+    @property
+    def limit(self) -> int | None:
+        """The most rows any layer keeps; None where one keeps all."""
+        limits = [layer.limit for layer in self.layers]
+        if any(limit is None for limit in limits):
+            return None
+        return max((limit for limit in limits if limit is not None), default=0)
+
+    def truncate(self, length: int) -> None:
+        """Forget the rows at positions >= `length`."""
+        for layer in self.layers:
+            layer.truncate(length)
+        self.length = min(self.length, length)
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """The arrays that hold the rows, to be evaluated."""
+        return [array for layer in self.layers for array in layer.arrays]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, spare room included."""
+        return sum(array.nbytes for array in self.arrays)

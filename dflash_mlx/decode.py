@@ -1,0 +1,155 @@
+"""The decode loop: draft, verify, accept, commit.
+
+It knows tokens and rows, not text, prompts, clocks of others or files. Greedy, sampled,
+constrained and plain decoding differ by the objects in a `Plan`; there is no second loop.
+Invariant: the target's cache holds every committed token except the anchor.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from dflash_mlx.accept import AcceptRule
+from dflash_mlx.cache import PairCache
+from dflash_mlx.models.protocols import Block, Draft, Target
+from dflash_mlx.policy import BlockPolicy
+from dflash_mlx.readback import launch, read_back, settle
+from dflash_mlx.rounds import Round
+
+_PENDING = 64
+"""Most rounds whose taps are kept for a draft that is not running; older ones leave a gap."""
+
+
+class Cut(NamedTuple):
+    """Where a run of tokens ends: how many to keep, and whether the answer ends with them."""
+
+    n_kept: int
+    ended: bool
+
+
+Ending = Callable[[Sequence[int]], Cut]
+"""Looks at the tokens a round would commit, in order and once each, and cuts them."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target and the draft bound to it, if there is one. Holds weights, no rows."""
+
+    target: Target
+    draft: Draft | None = None
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Target layers whose outputs are kept."""
+        return self.draft.taps if self.draft else ()
+
+    def make_cache(self, max_bytes: int | None = None) -> PairCache:
+        """Return an empty memory for one conversation."""
+        context = self.draft.make_context() if self.draft else None
+        return PairCache(self.target.make_caches(), context, max_bytes)
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a conversation stands between two rounds.
+
+    `history` holds every token, prompt first, anchor last. `features` are the taps [1, n, F] of
+    the newest committed rows that are not in the draft's context yet, oldest first.
+    """
+
+    history: tuple[int, ...]
+    features: tuple[mx.array, ...] = ()
+    n_tokens: int = 0
+    ended: bool = False
+
+    @property
+    def anchor(self) -> int:
+        """The last token, not yet in the target's cache."""
+        return self.history[-1]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What makes one request differ from another."""
+
+    policy: BlockPolicy
+    rule: AcceptRule
+    ending: Ending
+    limit: int
+
+
+def decode(pair: Pair, cache: PairCache, state: State, plan: Plan) -> Iterator[tuple[Round, State]]:
+    """Yield every round and the state behind it, until the plan's limit or its ending.
+
+    Closing the generator between two rounds, or an error inside one, leaves the cache holding
+    committed rows only.
+    """
+    try:
+        while state.n_tokens < plan.limit and not state.ended:
+            began = time.perf_counter()
+            n_rows = min(plan.policy.rows(), plan.limit - state.n_tokens)
+            state, block = draft(pair, cache, state, n_rows)
+            draft_s = _wait(block, began) if n_rows > 1 and plan.policy.timed() else None
+            logits, features = verify(pair, cache, state.anchor, block)
+            verdict = plan.rule(block, logits, state.history, cache.length + 1)
+            n_accepted, healthy, tokens = read_back(verdict)
+            cut = plan.ending(tokens[: n_accepted + 1])
+            cache.commit(cut.n_kept)
+            state = advance(state, tokens[: cut.n_kept], features, cut.ended)
+            done = Round(
+                tokens=tuple(tokens[: cut.n_kept]),
+                drafted=n_rows - 1,
+                accepted=min(n_accepted, cut.n_kept),
+                healthy=healthy,
+                seconds=time.perf_counter() - began,
+                draft_s=draft_s,
+            )
+            plan.policy.observe(done)
+            yield done, state
+    finally:
+        cache.rollback()
+
+
+def draft(pair: Pair, cache: PairCache, state: State, n_rows: int) -> tuple[State, Block]:
+    """Propose `n_rows - 1` tokens behind the anchor, the draft's context brought up to date."""
+    if n_rows == 1 or pair.draft is None or cache.context is None:
+        return state, Block(mx.zeros((1, 0), mx.int32), mx.array(True))
+    if state.features:
+        features = mx.concatenate(state.features, axis=1)
+        pair.draft.extend(features, cache.length - features.shape[1], cache.context)
+        state = replace(state, features=())
+    block = pair.draft.propose(state.anchor, n_rows, cache.context)
+    launch(block.tokens)
+    return state, block
+
+
+def verify(pair: Pair, cache: PairCache, anchor: int, block: Block) -> tuple[mx.array, mx.array]:
+    """Run the block through the target; return logits [B, V] and features [1, B, F]."""
+    tokens = mx.concatenate([mx.array([[anchor]]), block.tokens], axis=1)
+    cache.append(tokens.shape[1])
+    walked = pair.target.walk(tokens, cache.layers, pair.taps)
+    return pair.target.logits(walked.hidden)[0], walked.features
+
+
+def advance(state: State, tokens: Sequence[int], features: mx.array, ended: bool) -> State:
+    """Return the state behind `tokens`, whose last one is the new anchor.
+
+    The rows just committed are those of the old anchor and of all `tokens` but the last, which
+    is why as many rows of `features` [1, B, F] are kept as there are tokens.
+    """
+    kept = (*state.features, features[:, : len(tokens)]) if features.shape[2] else ()
+    return State(
+        history=(*state.history, *tokens),
+        features=kept[-_PENDING:],
+        n_tokens=state.n_tokens + len(tokens),
+        ended=ended,
+    )
+
+
+def _wait(block: Block, began: float) -> float:
+    """Wait for the draft tokens; return the seconds since `began`."""
+    settle(block.tokens)
+    return time.perf_counter() - began

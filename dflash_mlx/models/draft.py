@@ -1,0 +1,163 @@
+"""The DFlash v1 draft: a few Qwen3-style layers that denoise one block over injected context.
+
+Letters: D hidden size, F width of the taps, B rows of the block (anchor first), n context rows.
+Every layer takes keys and values from context rows and block rows with the same projections;
+context rows get no input norm, no query, no output and no feed-forward pass.
+Source: arXiv 2602.06036 section 3 and the official `dflash` package 0.1.0 (`model_mlx.py`).
+"""
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.qwen3 import MLP
+
+from dflash_mlx.cache.context import ContextCache, ContextLayer
+from dflash_mlx.models.draft_config import DraftConfig
+from dflash_mlx.models.masks import block_mask
+from dflash_mlx.models.protocols import Block, Target
+from dflash_mlx.models.rotation import Rotation, make_rotation
+
+
+class DraftAttention(nn.Module):
+    """Attention of block rows over context rows and the block itself."""
+
+    def __init__(self, config: DraftConfig, index: int) -> None:
+        super().__init__()
+        dim, bias = config.hidden_size, config.attention_bias
+        self.n_heads = config.num_attention_heads
+        self.n_kv_heads = config.num_key_value_heads
+        self.scale = config.head_dim**-0.5
+        sliding = config.layer_types[index] == "sliding_attention"
+        self.window = config.sliding_window if sliding else None
+        self.causal = config.in_block_causal[index]
+        self.q_proj = nn.Linear(dim, self.n_heads * config.head_dim, bias=bias)
+        self.k_proj = nn.Linear(dim, self.n_kv_heads * config.head_dim, bias=bias)
+        self.v_proj = nn.Linear(dim, self.n_kv_heads * config.head_dim, bias=bias)
+        self.o_proj = nn.Linear(self.n_heads * config.head_dim, dim, bias=bias)
+        self.q_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
+        self.k_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
+
+    def __call__(
+        self, rows: mx.array, rope: Rotation, start: int, context: ContextLayer
+    ) -> mx.array:
+        """Return [1, B, D] for normed block rows [1, B, D], the first at position `start`."""
+        n_rows = rows.shape[1]
+        queries = rope(self._heads(self.q_norm, self.q_proj(rows), self.n_heads), offset=start)
+        keys, values = context.with_block(*self.keys_values(rows, rope, start))
+        mask = block_mask(context.positions, start, n_rows, self.window, self.causal)
+        mixed = mx.fast.scaled_dot_product_attention(
+            queries, keys, values, scale=self.scale, mask=mask
+        )
+        return self.o_proj(mixed.transpose(0, 2, 1, 3).reshape(1, n_rows, -1))
+
+    def keys_values(self, rows: mx.array, rope: Rotation, start: int) -> tuple[mx.array, mx.array]:
+        """Return rotated keys and values [1, H, n, d] of rows [1, n, D] from position `start`."""
+        keys = self._heads(self.k_norm, self.k_proj(rows), self.n_kv_heads)
+        values = self._heads(None, self.v_proj(rows), self.n_kv_heads)
+        return rope(keys, offset=start), values
+
+    @staticmethod
+    def _heads(norm: nn.Module | None, projected: mx.array, n_heads: int) -> mx.array:
+        split = projected.reshape(1, projected.shape[1], n_heads, -1)
+        if norm is not None:
+            split = norm(split)
+        return split.transpose(0, 2, 1, 3)
+
+
+class DraftLayer(nn.Module):
+    """Pre-norm attention and feed-forward over the block rows."""
+
+    def __init__(self, config: DraftConfig, index: int) -> None:
+        super().__init__()
+        self.self_attn = DraftAttention(config, index)
+        self.mlp = MLP(config.hidden_size, config.intermediate_size)
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def __call__(
+        self, rows: mx.array, rope: Rotation, start: int, context: ContextLayer
+    ) -> mx.array:
+        """Return [1, B, D] for block rows [1, B, D], the first at position `start`."""
+        rows = rows + self.self_attn(self.input_layernorm(rows), rope, start, context)
+        return rows + self.mlp(self.post_attention_layernorm(rows))
+
+
+class DraftModel(nn.Module):
+    """The weights of a draft and its forward pass; embedding and head are usually the target's."""
+
+    def __init__(self, config: DraftConfig, own_embedding: bool, own_head: bool) -> None:
+        super().__init__()
+        self.config = config
+        self.fc = nn.Linear(config.feature_size, config.hidden_size, bias=False)
+        self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.layers = [DraftLayer(config, index) for index in range(config.num_hidden_layers)]
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        if own_embedding:
+            self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        if own_head:
+            rows = config.draft_vocab_size or config.vocab_size
+            self.lm_head = nn.Linear(config.hidden_size, rows, bias=False)
+        self._rope = make_rotation(config)
+
+    def extend(self, features: mx.array, position: int, context: ContextCache) -> None:
+        """Append the keys and values of `features` [1, n, F] to every layer's context."""
+        end = position + features.shape[1]
+        if context.limit is not None:
+            features = features[:, -context.limit :]
+        rows = self.hidden_norm(self.fc(features))
+        for layer, kept in zip(self.layers, context.layers, strict=True):
+            wanted = rows if kept.limit is None else rows[:, -kept.limit :]
+            start = end - wanted.shape[1]
+            kept.append(*layer.self_attn.keys_values(wanted, self._rope, start), start)
+        context.length = end
+
+    def denoise(self, rows: mx.array, context: ContextCache) -> mx.array:
+        """Return normed hidden rows [1, B - 1, D] of embedded block rows [1, B, D].
+
+        The anchor's own row predicts nothing and is dropped before the final norm.
+        """
+        start = context.length
+        for layer, kept in zip(self.layers, context.layers, strict=True):
+            rows = layer(rows, self._rope, start, kept)
+        return self.norm(rows[:, 1:])
+
+
+class BoundDraft:
+    """A draft model with the target whose embedding and head it borrows."""
+
+    def __init__(self, model: DraftModel, target: Target) -> None:
+        self.model = model
+        self.target = target
+        self.taps = model.config.target_layer_ids
+        self.block_size = model.config.block_size
+
+    def make_context(self) -> ContextCache:
+        """Return an empty context cache."""
+        config = self.model.config
+        return ContextCache([config.context_rows(i) for i in range(config.num_hidden_layers)])
+
+    def extend(self, features: mx.array, position: int, context: ContextCache) -> None:
+        """Add context rows for `features` [1, n, F], the first at absolute `position`."""
+        self.model.extend(features, position, context)
+
+    def propose(self, anchor: int, n_rows: int, context: ContextCache) -> Block:
+        """Propose the argmax at each of the `n_rows - 1` masked rows behind `anchor`."""
+        logits = self.logits(self.hidden(anchor, n_rows, context))
+        best = mx.max(logits, axis=-1)
+        return Block(mx.argmax(logits, axis=-1), mx.isfinite(best).all())
+
+    def hidden(self, anchor: int, n_rows: int, context: ContextCache) -> mx.array:
+        """Return normed hidden rows [1, B - 1, D] of the block that `anchor` begins."""
+        config = self.model.config
+        tokens = mx.array([[anchor] + [config.mask_token_id] * (n_rows - 1)])
+        embed = self.model.embed_tokens if "embed_tokens" in self.model else self.target.embed
+        return self.model.denoise(embed(tokens) * config.input_embedding_scale, context)
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """Return logits [1, B - 1, V] of normed hidden rows."""
+        config = self.model.config
+        head = self.model.lm_head if "lm_head" in self.model else self.target.head
+        logits = head(hidden) * config.output_multiplier
+        if config.final_logit_softcapping:
+            cap = config.final_logit_softcapping
+            logits = mx.tanh(logits / cap) * cap
+        return logits

@@ -1,0 +1,49 @@
+"""The prompt into both models' caches, chunk by chunk.
+
+The chunk grid is that of mlx-lm's generation: all prompt tokens but the last, `prefill_rows` at
+a time; the last one is the first anchor. No logits are computed, and of the taps no more than
+one chunk exists at a time.
+"""
+
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+
+from dflash_mlx.cache import PairCache
+from dflash_mlx.decode import Pair, State
+from dflash_mlx.readback import settle
+
+Progress = Callable[[int, int], bool]
+"""`(prompt rows done, prompt rows in all) -> go on?`"""
+
+
+def prefill(
+    pair: Pair, cache: PairCache, prompt: Sequence[int], n_rows: int, progress: Progress
+) -> State | None:
+    """Bring `cache` to hold all of `prompt` but its last token; return the state to decode from.
+
+    `cache` already holds the first `cache.length` tokens. Returns None when `progress` stopped
+    it; the cache then holds the chunks that were finished.
+
+    Raises:
+        OutOfMemoryBudget: the rows exceed the cache's budget.
+    """
+    end = len(prompt) - 1
+    assert 0 <= cache.length <= end, (cache.length, end)
+    try:
+        while cache.length < end:
+            if not progress(cache.length, end):
+                return None
+            start = cache.length
+            chunk = mx.array([list(prompt[start : min(start + n_rows, end)])])
+            cache.append(chunk.shape[1])
+            features = pair.target.walk(chunk, cache.layers, pair.taps).features
+            cache.commit(chunk.shape[1])
+            if pair.draft is not None and cache.context is not None:
+                pair.draft.extend(features, start, cache.context)
+            settle(*cache.arrays)
+            mx.clear_cache()
+        progress(end, end)
+    finally:
+        cache.rollback()
+    return State(history=tuple(prompt))

@@ -1,0 +1,54 @@
+"""From logits to tokens: filters, temperature, and randomness tied to a position.
+
+Letters: R rows, V vocabulary. Filters and their order are mlx-lm's (top-p, min-p, top-k on
+log-probabilities, then temperature). The random key of a row is (seed, position), so a token's
+noise depends on where it stands and not on how the rows were grouped into rounds.
+"""
+
+from collections.abc import Callable
+
+import mlx.core as mx
+from mlx_lm import sample_utils
+
+from dflash_mlx.config import SamplingConfig
+
+Chooser = Callable[[mx.array, int], mx.array]
+"""`(logits [R, V], position of row 0) -> tokens [R]`."""
+
+
+def log_probs(logits: mx.array) -> mx.array:
+    """Return log-probabilities [R, V], rounded exactly as mlx-lm rounds them."""
+    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+
+def filtered(logits: mx.array, sampling: SamplingConfig) -> mx.array:
+    """Return scores [R, V] whose softmax is the distribution to sample; excluded are -inf."""
+    scores = log_probs(logits)
+    if sampling.top_p < 1.0:
+        scores = sample_utils.apply_top_p(scores, sampling.top_p)
+    if sampling.min_p > 0.0:
+        scores = sample_utils.apply_min_p(scores, sampling.min_p)
+    if 0 < sampling.top_k < scores.shape[-1]:
+        scores = sample_utils.apply_top_k(scores, sampling.top_k)
+    return scores * (1.0 / sampling.temperature)
+
+
+def row_key(seed: int, position: int, stream: int = 0) -> mx.array:
+    """Return the random key of one row; `stream` separates several draws for one position."""
+    return mx.array([(seed + 0x9E3779B9 * stream) % 2**32, position], dtype=mx.uint32)
+
+
+def draw(scores: mx.array, seed: int, position: int, stream: int = 0) -> mx.array:
+    """Return one token per row of `scores` [R, V], row i with the key of `position` + i."""
+    rows = [
+        mx.random.categorical(scores[row], key=row_key(seed, position + row, stream))
+        for row in range(scores.shape[0])
+    ]
+    return mx.stack(rows)
+
+
+def make_chooser(sampling: SamplingConfig, seed: int) -> Chooser:
+    """Return the function that turns the target's logits into its choice."""
+    if sampling.greedy:
+        return lambda logits, position: mx.argmax(log_probs(logits), axis=-1)
+    return lambda logits, position: draw(filtered(logits, sampling), seed, position)

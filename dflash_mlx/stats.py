@@ -1,0 +1,88 @@
+"""Counters over rounds, and the one definition of each.
+
+acceptance = accepted / drafted draft tokens; tokens_per_round = committed tokens / rounds. Both
+are printed with their names, since other conventions are in use that read alike.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dflash_mlx.rounds import Round
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What one request did. Times are in seconds, rates in tokens per second.
+
+    `accepted_lengths[n]` counts the rounds in which n draft tokens were accepted;
+    `accepted_by_position[i]` is the share of rounds in which draft token i was accepted, of
+    those that drafted it. `draft_s` and `verify_s` split `decode_s` in the proportion seen in
+    the rounds that timed the draft apart; None where none did.
+    """
+
+    rounds: int
+    drafted: int
+    accepted: int
+    acceptance: float | None
+    tokens_per_round: float | None
+    accepted_lengths: Mapping[int, int]
+    accepted_by_position: tuple[float, ...]
+    prefill_s: float
+    decode_s: float
+    prefill_tps: float | None
+    decode_tps: float | None
+    draft_s: float | None
+    verify_s: float | None
+    host_reads: int
+    block: int
+    path: str
+    parked_at: int | None
+    reason: str | None
+    peak_memory_bytes: int
+    blas: str
+
+
+@dataclass
+class Meter:
+    """Collects the rounds of one request."""
+
+    rounds: int = 0
+    committed: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    decode_s: float = 0.0
+    timed_s: float = 0.0
+    timed_draft_s: float = 0.0
+    lengths: Counter[int] = field(default_factory=Counter)
+    tried: Counter[int] = field(default_factory=Counter)
+    hits: Counter[int] = field(default_factory=Counter)
+
+    def add(self, done: Round) -> None:
+        """Count one round."""
+        self.rounds += 1
+        self.committed += len(done.tokens)
+        self.decode_s += done.seconds
+        self.drafted += done.drafted
+        self.accepted += done.accepted
+        if done.draft_s is not None:
+            self.timed_s += done.seconds
+            self.timed_draft_s += done.draft_s
+        if done.drafted:
+            self.lengths[done.accepted] += 1
+            self.tried.update(range(done.drafted))
+            self.hits.update(range(done.accepted))
+
+    @property
+    def draft_share(self) -> float | None:
+        """The draft's share of a round's time, as measured; None where it was not."""
+        return self.timed_draft_s / self.timed_s if self.timed_s else None
+
+    def by_position(self) -> tuple[float, ...]:
+        """Share of rounds that accepted draft token i, of those that drafted it."""
+        return tuple(self.hits[i] / self.tried[i] for i in sorted(self.tried))
+
+
+def rate(amount: int, seconds: float) -> float | None:
+    """Return `amount` per second, None where nothing was timed."""
+    return amount / seconds if amount and seconds > 0 else None
