@@ -16,11 +16,13 @@ import mlx.core as mx
 
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
 from dflash_mlx.gguf_header import GGUFHeader, TensorInfo, read_header
+from dflash_mlx.gguf_rope import llama3_scaling
 from dflash_mlx.gguf_tokenizer import GGUFTokenizer, read_tokenizer
 
 _FAMILIES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _BITS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
 _GROUP_SIZE = 32
+_ROPE_FACTORS = "rope_freqs.weight"
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class GGUFModel:
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """Where a tensor goes: its usual name, its shape, and its heads if rows were permuted."""
 
     name: str
@@ -58,17 +60,19 @@ def read_gguf(path: Path) -> GGUFModel:
     header = read_header(path)
     config = read_config(header, path)
     tokenizer = read_tokenizer(header.metadata, path)
-    places = _checked_places(header, config, path)
+    places = checked_places(header, config, path)
     config["eos_token_id"] = list(tokenizer.end_ids)
     if tokenizer.bos_id is not None:
         config["bos_token_id"] = tokenizer.bos_id
-    if quantization := _quantization(header.tensors, places):
+    if quantization := quantization_of(header.tensors, places):
         config["quantization"] = quantization
     try:
         stored = mx.load(str(path), format="gguf")
     except (RuntimeError, ValueError) as error:
         raise BadCheckpoint(f"{path} could not be read ({error}); fetch it again") from error
     assert isinstance(stored, dict), type(stored)
+    if (factors := stored.pop(_ROPE_FACTORS, None)) is not None:
+        config["rope_scaling"] = _llama3(factors, config, path)
     return GGUFModel(config, dict(_renamed(stored, places)), tokenizer)
 
 
@@ -141,41 +145,53 @@ def _rope_scaling(facts: dict[str, Any], family: str, path: Path) -> dict[str, A
     return {"rope_type": "linear", "factor": factor}
 
 
-def _places(config: dict[str, Any]) -> dict[str, _Place]:
+def _llama3(factors: mx.array, config: dict[str, Any], path: Path) -> dict[str, Any]:
+    scaling = None
+    if "rope_scaling" not in config and factors.shape == (config["head_dim"] // 2,):
+        scaling = llama3_scaling(factors.tolist(), config["rope_theta"])  # type: ignore[arg-type]
+    if scaling is None:
+        raise UnsupportedModel(
+            f"{path} scales its rope by factors in {_ROPE_FACTORS} that are not Llama 3's; give "
+            "the safetensors repository instead"
+        )
+    return scaling
+
+
+def _places(config: dict[str, Any]) -> dict[str, Place]:
     """Return every tensor that a file of this configuration must hold, by its GGUF name."""
     hidden, ffn, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     # llama's converter stores rotary pairs side by side; qwen3's leaves them half a head apart
     llama = config["model_type"] == "llama"
     layer = {
-        "attn_norm": _Place("input_layernorm", (hidden,)),
-        "attn_q": _Place("self_attn.q_proj", (heads * dim, hidden), heads if llama else None),
-        "attn_k": _Place("self_attn.k_proj", (kv_heads * dim, hidden), kv_heads if llama else None),
-        "attn_v": _Place("self_attn.v_proj", (kv_heads * dim, hidden)),
-        "attn_output": _Place("self_attn.o_proj", (hidden, heads * dim)),
-        "ffn_norm": _Place("post_attention_layernorm", (hidden,)),
-        "ffn_gate": _Place("mlp.gate_proj", (ffn, hidden)),
-        "ffn_up": _Place("mlp.up_proj", (ffn, hidden)),
-        "ffn_down": _Place("mlp.down_proj", (hidden, ffn)),
+        "attn_norm": Place("input_layernorm", (hidden,)),
+        "attn_q": Place("self_attn.q_proj", (heads * dim, hidden), heads if llama else None),
+        "attn_k": Place("self_attn.k_proj", (kv_heads * dim, hidden), kv_heads if llama else None),
+        "attn_v": Place("self_attn.v_proj", (kv_heads * dim, hidden)),
+        "attn_output": Place("self_attn.o_proj", (hidden, heads * dim)),
+        "ffn_norm": Place("post_attention_layernorm", (hidden,)),
+        "ffn_gate": Place("mlp.gate_proj", (ffn, hidden)),
+        "ffn_up": Place("mlp.up_proj", (ffn, hidden)),
+        "ffn_down": Place("mlp.down_proj", (hidden, ffn)),
     }
     if not llama:
-        layer["attn_q_norm"] = _Place("self_attn.q_norm", (dim,))
-        layer["attn_k_norm"] = _Place("self_attn.k_norm", (dim,))
+        layer["attn_q_norm"] = Place("self_attn.q_norm", (dim,))
+        layer["attn_k_norm"] = Place("self_attn.k_norm", (dim,))
     places = {
-        "token_embd": _Place("model.embed_tokens", (config["vocab_size"], hidden)),
-        "output_norm": _Place("model.norm", (hidden,)),
+        "token_embd": Place("model.embed_tokens", (config["vocab_size"], hidden)),
+        "output_norm": Place("model.norm", (hidden,)),
     }
     if not config["tie_word_embeddings"]:
-        places["output"] = _Place("lm_head", (config["vocab_size"], hidden))
+        places["output"] = Place("lm_head", (config["vocab_size"], hidden))
     for index in range(config["num_hidden_layers"]):
         for name, place in layer.items():
-            places[f"blk.{index}.{name}"] = _Place(
+            places[f"blk.{index}.{name}"] = Place(
                 f"model.layers.{index}.{place.name}", place.shape, place.permuted_heads
             )
     return places
 
 
-def _checked_places(header: GGUFHeader, config: dict[str, Any], path: Path) -> dict[str, _Place]:
+def checked_places(header: GGUFHeader, config: dict[str, Any], path: Path) -> dict[str, Place]:
     # a hostile block_count must not make the table large
     if config["num_hidden_layers"] > len(header.tensors):
         raise BadCheckpoint(
@@ -186,7 +202,8 @@ def _checked_places(header: GGUFHeader, config: dict[str, Any], path: Path) -> d
     wanted = {f"{name}.weight": place for name, place in places.items()}
     if missing := sorted(wanted.keys() - header.tensors.keys()):
         raise BadCheckpoint(f"{path} lacks {_few(missing)}; fetch it again")
-    if extra := sorted(header.tensors.keys() - wanted.keys()):
+    known = wanted.keys() | ({_ROPE_FACTORS} if config["model_type"] == "llama" else set())
+    if extra := sorted(header.tensors.keys() - known):
         raise UnsupportedModel(
             f"{path} also holds {_few(extra)}, which this {config['model_type']} layout has no "
             "place for; give the safetensors repository instead"
@@ -205,8 +222,8 @@ def _few(names: list[str]) -> str:
     return ", ".join(names[:3]) + more
 
 
-def _quantization(
-    tensors: dict[str, TensorInfo], places: dict[str, _Place]
+def quantization_of(
+    tensors: dict[str, TensorInfo], places: dict[str, Place]
 ) -> dict[str, Any] | None:
     """Return mlx-lm's quantization map: the most frequent width, and who differs from it."""
     bits = {
@@ -225,7 +242,7 @@ def _quantization(
 
 
 def _renamed(
-    stored: dict[str, mx.array], places: dict[str, _Place]
+    stored: dict[str, mx.array], places: dict[str, Place]
 ) -> Iterator[tuple[str, mx.array]]:
     for name, place in places.items():
         for part in ("weight", "scales", "biases"):

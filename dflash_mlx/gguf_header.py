@@ -9,7 +9,8 @@ Source: the GGUF specification in ggml's docs (`gguf.md`), versions 2 and 3.
 
 import mmap
 import struct
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ TYPE_NAMES = {
     **{22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"},
     **{29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4"},
 }
-_BLOCKS = {"F32": (1, 4), "F16": (1, 2), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q8_0": (32, 34)}
+AS_STORED = {"F32": (1, 4), "F16": (1, 2), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q8_0": (32, 34)}
 """Elements and bytes of one block, of the types that are read as they are."""
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
@@ -34,12 +35,13 @@ _MOST_ITEMS = 1 << 24
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One tensor: its type's name, its shape (rows first, as MLX has it), its size in bytes."""
+    """One tensor: its type's name, its shape (rows first, as MLX has it), its bytes in the file."""
 
     name: str
     type: str
     shape: tuple[int, ...]
     n_bytes: int
+    offset: int
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,10 @@ class GGUFHeader:
     tensors: dict[str, TensorInfo]
 
 
-def read_header(path: Path) -> GGUFHeader:
+def read_header(path: Path, blocks: Mapping[str, tuple[int, int]] = AS_STORED) -> GGUFHeader:
     """Return the header of the GGUF file at `path`.
+
+    `blocks` gives elements and bytes of one block for every type that the caller can read.
 
     Raises:
         BadCheckpoint: the file is no GGUF, is truncated, or its header contradicts itself.
@@ -61,16 +65,19 @@ def read_header(path: Path) -> GGUFHeader:
     if size < 24:
         raise BadCheckpoint(f"{path} has {size} bytes, too few for a GGUF file; fetch it again")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return _Reader(data, size, path).header()
+        return _Reader(data, size, path, blocks).header()
 
 
 class _Reader:
     """Walks the header once, from front to back, never past `size`."""
 
-    def __init__(self, data: mmap.mmap, size: int, path: Path) -> None:
+    def __init__(
+        self, data: mmap.mmap, size: int, path: Path, blocks: Mapping[str, tuple[int, int]]
+    ) -> None:
         self.data = data
         self.size = size
         self.path = path
+        self.blocks = blocks
         self.position = 0
 
     def header(self) -> GGUFHeader:
@@ -89,18 +96,19 @@ class _Reader:
         entries = [self.tensor() for _ in range(self.plausible(n_tensors, 24, "tensors"))]
         start = self.data_start(metadata)
         tensors: dict[str, TensorInfo] = {}
-        for info, offset in entries:
+        for relative in entries:
+            info = replace(relative, offset=start + relative.offset)
             if info.name in tensors:
                 raise self.bad(f"holds the tensor {info.name!r} twice")
-            if start + offset + info.n_bytes > self.size:
+            if info.offset + info.n_bytes > self.size:
                 raise self.bad(
-                    f"is truncated: {info.name!r} ends at byte {start + offset + info.n_bytes} "
+                    f"is truncated: {info.name!r} ends at byte {info.offset + info.n_bytes} "
                     f"and the file at byte {self.size}"
                 )
             tensors[info.name] = info
         return GGUFHeader(metadata, tensors)
 
-    def tensor(self) -> tuple[TensorInfo, int]:
+    def tensor(self) -> TensorInfo:
         name = self.text()
         n_dims = self.number("I")
         if not 1 <= n_dims <= 4:
@@ -109,18 +117,19 @@ class _Reader:
         kind = self.number("I")
         offset = self.number("Q")
         named = TYPE_NAMES.get(kind, f"type {kind}")
-        if named not in _BLOCKS:
+        if named not in self.blocks:
             raise UnsupportedModel(
-                f"{self.path}: {name!r} is stored as {named}; we read {', '.join(_BLOCKS)} as they "
-                "are. Convert the file first (dflash-mlx convert), or take a Q8_0 or Q4_1 build"
+                f"{self.path}: {name!r} is stored as {named}; we read {', '.join(self.blocks)}. "
+                "Convert the file first (dflash-mlx convert), or take a Q8_0 or Q4_1 build"
             )
-        elements, block_bytes = _BLOCKS[named]
+        elements, block_bytes = self.blocks[named]
         count = 1
         for dim in dims:
             count *= dim
         if count == 0 or dims[0] % elements or count > self.size * elements:
             raise self.bad(f"gives {name!r} ({named}) the impossible dimensions {dims}")
-        return TensorInfo(name, named, tuple(dims[::-1]), count // elements * block_bytes), offset
+        n_bytes = count // elements * block_bytes
+        return TensorInfo(name, named, tuple(dims[::-1]), n_bytes, offset)
 
     def data_start(self, metadata: dict[str, Any]) -> int:
         alignment = metadata.get("general.alignment", 32)
