@@ -175,12 +175,6 @@ inline void attend(
   }
 }
 
-// Sum of the weights of this lane's row; each of the four lanes of a row holds a part.
-inline float row_sum(float sum) {
-  sum += simd_shuffle_xor(sum, ushort(1));
-  return sum + simd_shuffle_xor(sum, ushort(8));
-}
-
 // Writes this lane's elements of row tile `rt`. DIRECT: the finished row of D elements.
 // Otherwise D unfinished sums, then the top score and the sum of weights.
 template <bool DIRECT, typename T, int D, int RT, typename O>

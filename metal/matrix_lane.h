@@ -27,3 +27,16 @@ inline void set_pair(thread matrix8& m, float first, float second) {
 inline float pair(thread matrix8& m, int element) {
   return m.thread_elements()[element];
 }
+
+// Sum of the values of the 8 lanes that share a column, in each of them.
+inline float column_sum(float value) {
+  value += simd_shuffle_xor(value, ushort(2));
+  value += simd_shuffle_xor(value, ushort(4));
+  return value + simd_shuffle_xor(value, ushort(16));
+}
+
+// Sum of the values of the 4 lanes that share a row, in each of them.
+inline float row_sum(float value) {
+  value += simd_shuffle_xor(value, ushort(1));
+  return value + simd_shuffle_xor(value, ushort(8));
+}

@@ -12,8 +12,7 @@
 // Each packed weight is read by exactly one lane and unpacked once, for all rows.
 //
 // Scales. With w = s * q + b, the multiplies take the integers q and the group is finished
-// with s * sum(q * x) + b * sum(x); sum(x) comes from one multiply with a matrix of ones per
-// group and row tile: 1 / (G / 8 * NT) on top of the useful ones.
+// with s * sum(q * x) + b * sum(x), where the 8 lanes of a column add up sum(x) once.
 
 #include "matrix_lane.h"
 #include "packed_values.h"
@@ -56,8 +55,6 @@ inline void quantized_tile(
       x_row[mt][e] = x + long(min(8 * mt + column + e, M - 1)) * K + RUN * row;
     }
   }
-  matrix8 ones;
-  set_pair(ones, 1.0f, 1.0f);
 
   for (int group = slice; group < groups; group += slices) {
     matrix8 product[NT][MT];
@@ -118,12 +115,10 @@ inline void quantized_tile(
         }
       }
     }
-    matrix8 sums[MT];
     UNROLL
     for (int mt = 0; mt < MT; ++mt) {
-      matrix8 parts;
-      set_pair(parts, x_sum[mt][0], x_sum[mt][1]);
-      simdgroup_multiply(sums[mt], ones, parts);
+      x_sum[mt][0] = column_sum(x_sum[mt][0]);
+      x_sum[mt][1] = column_sum(x_sum[mt][1]);
     }
     UNROLL
     for (int nt = 0; nt < NT; ++nt) {
@@ -134,9 +129,9 @@ inline void quantized_tile(
         set_pair(
             acc[nt][mt],
             pair(acc[nt][mt], 0) + scale * pair(product[nt][mt], 0) +
-                bias * pair(sums[mt], 0),
+                bias * x_sum[mt][0],
             pair(acc[nt][mt], 1) + scale * pair(product[nt][mt], 1) +
-                bias * pair(sums[mt], 1));
+                bias * x_sum[mt][1]);
       }
     }
   }

@@ -7,12 +7,14 @@ GPU, so the same cases check kernels and executor alike.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
 from dflash_mlx.metal.build import Device, Metal
+from tests.metal.covering import all_cases, covering_cases
 from tests.metal.device import ExecutorDevice
 from tests.metal.executor import Executor, Objects, missing
 from tests.metal.executor.launch import ORDERS
@@ -27,6 +29,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="executor",
         help="run kernel tests in the Linux executor (default) or on this Mac's GPU",
     )
+    parser.addoption(
+        "--full", action="store_true", help="run kernels over the product of all values, not pairs"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "over(axes): run a kernel test over cases of these axes")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give a test marked `over(axes)` its cases: all pairs, or the product with `--full`."""
+    mark = metafunc.definition.get_closest_marker("over")
+    if mark is not None:
+        cases = (all_cases if metafunc.config.getoption("--full") else covering_cases)(mark.args[0])
+        metafunc.parametrize("case", cases, ids=lambda case: "-".join(map(str, case.values())))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -64,6 +81,12 @@ def _device(request: pytest.FixtureRequest, order: str, traced: bool) -> Device:
 def device(request: pytest.FixtureRequest) -> Device:
     """A device for launches, fast."""
     return _device(request, "ascending", traced=False)
+
+
+@pytest.fixture
+def device_in(request: pytest.FixtureRequest) -> Callable[[str], Device]:
+    """A device for launches, by order of lanes, simdgroups and threadgroups."""
+    return lambda order: _device(request, order, traced=False)
 
 
 @pytest.fixture(params=ORDERS)

@@ -1,0 +1,35 @@
+"""The cases of kernel tests: few of them, yet no pair of values is left out."""
+
+from __future__ import annotations
+
+import itertools
+
+from tests.metal.covering import Axes, all_cases, all_pairs, covering_cases
+
+AXES = Axes(
+    pipeline={"bits": (2, 4, 8), "group": (32, 64), "dtype": "ab"},
+    shape={"rows": range(5), "order": "xyz"},
+    extra={"slices": (1, 2, 8)},
+)
+
+
+def test_every_pair_of_values_is_covered() -> None:
+    """A pair left out is a kernel that breaks at one bit width and one group, unseen."""
+    cases = covering_cases(AXES)
+    axes = {**AXES.pipeline, **AXES.shape, **AXES.extra}
+    for a, b in itertools.combinations(axes, 2):
+        seen = {(case[a], case[b]) for case in cases}
+        assert seen == set(itertools.product(axes[a], axes[b])), (a, b)
+
+
+def test_few_pipelines_are_compiled() -> None:
+    """Pipelines cost most of the time: their number stays near the largest product of two axes."""
+    pipelines = all_pairs({**AXES.pipeline, **AXES.extra})
+    assert 9 <= len(pipelines) <= 12
+
+
+def test_the_full_run_leaves_nothing_out() -> None:
+    """--full promises the product of all pipeline and shape values."""
+    cases = all_cases(AXES)
+    assert len(cases) == 3 * 2 * 2 * 5 * 3
+    assert {case["slices"] for case in cases} == {1, 2, 8}
