@@ -6,6 +6,7 @@ biases in groups of 32) and refuses the rest rather than converting behind the r
 Letters: H query or key/value heads, d their width, D hidden size, F feed-forward size.
 """
 
+import struct
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -71,13 +72,11 @@ def read_gguf(path: Path) -> GGUFModel:
     except (RuntimeError, ValueError) as error:
         raise BadCheckpoint(f"{path} could not be read ({error}); fetch it again") from error
     assert isinstance(stored, dict), type(stored)
-    if (factors := stored.pop(_ROPE_FACTORS, None)) is not None:
-        config["rope_scaling"] = _llama3(factors, config, path)
     return GGUFModel(config, dict(_renamed(stored, places)), tokenizer)
 
 
 def read_config(header: GGUFHeader, path: Path) -> dict[str, Any]:
-    """Return the `config.json` that the metadata stands for; `path` is only for messages.
+    """Return the `config.json` that the header of the file at `path` stands for.
 
     Raises:
         BadCheckpoint: a value is missing or of another type.
@@ -127,7 +126,10 @@ def read_config(header: GGUFHeader, path: Path) -> dict[str, Any]:
         "rope_theta": number("rope.freq_base", 10000.0),
         "tie_word_embeddings": "output.weight" not in header.tensors,
     }
-    if scaling := _rope_scaling(facts, family, path):
+    scaling = _rope_scaling(facts, family, path)
+    if scaling is None and (factors := header.tensors.get(_ROPE_FACTORS)):
+        scaling = _llama3(factors, config, path)
+    if scaling:
         config["rope_scaling"] = scaling
     return config
 
@@ -145,10 +147,13 @@ def _rope_scaling(facts: dict[str, Any], family: str, path: Path) -> dict[str, A
     return {"rope_type": "linear", "factor": factor}
 
 
-def _llama3(factors: mx.array, config: dict[str, Any], path: Path) -> dict[str, Any]:
+def _llama3(factors: TensorInfo, config: dict[str, Any], path: Path) -> dict[str, Any]:
     scaling = None
-    if "rope_scaling" not in config and factors.shape == (config["head_dim"] // 2,):
-        scaling = llama3_scaling(factors.tolist(), config["rope_theta"])  # type: ignore[arg-type]
+    if factors.type == "F32" and factors.shape == (config["head_dim"] // 2,):
+        with path.open("rb") as file:
+            file.seek(factors.offset)
+            values = struct.unpack(f"<{factors.shape[0]}f", file.read(factors.n_bytes))
+        scaling = llama3_scaling(list(values), config["rope_theta"])
     if scaling is None:
         raise UnsupportedModel(
             f"{path} scales its rope by factors in {_ROPE_FACTORS} that are not Llama 3's; give "
@@ -192,6 +197,12 @@ def _places(config: dict[str, Any]) -> dict[str, Place]:
 
 
 def checked_places(header: GGUFHeader, config: dict[str, Any], path: Path) -> dict[str, Place]:
+    """Return where every tensor of the file goes, by its GGUF name without `.weight`.
+
+    Raises:
+        BadCheckpoint: a tensor is missing, or has another shape than `config` gives it.
+        UnsupportedModel: a tensor is left over.
+    """
     # a hostile block_count must not make the table large
     if config["num_hidden_layers"] > len(header.tensors):
         raise BadCheckpoint(
