@@ -29,6 +29,7 @@ _OPTIONAL = {
     "licence": str,
     "note": str,
 }
+_SPELLED = {str: "a text", bool: "true or false", int: "a whole number", list: "a list of texts"}
 
 
 @cache
@@ -103,8 +104,7 @@ def _check_type(source: str, key: str, value: Any, kind: type) -> None:
     if kind is list and good:
         good = all(isinstance(item, str) for item in value)
     if not good:
-        need = "a list of texts" if kind is list else f"a {kind.__name__}"
-        raise BadCheckpoint(f"{source}: {key} is {value!r}; it needs {need}")
+        raise BadCheckpoint(f"{source}: {key} is {value!r}; it needs {_SPELLED[kind]}")
 
 
 def _refuse_shared_names(found: Iterable[PairCard]) -> None:
