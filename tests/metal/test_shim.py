@@ -140,8 +140,13 @@ def test_small_floats_round_as_mlx_rounds(objects: Objects) -> None:
 def test_half_arithmetic_rounds_every_operation(objects: Objects) -> None:
     """Keeping float in between would make a half accumulator look as good as a float one."""
     source = "half s = half(0); for (int i = 0; i < 4096; ++i) s += half(1); y[0] = float(s);"
-    (y,) = _run(objects, source + " y[0] += x[0];", {"x": mx.zeros((8,))}, {"y": ((1,), mx.float32)},
-                grid=(1, 1, 1))  # fmt: skip
+    (y,) = _run(
+        objects,
+        source + " y[0] += x[0];",
+        {"x": mx.zeros((8,))},
+        {"y": ((1,), mx.float32)},
+        grid=(1, 1, 1),
+    )
     assert y.item() == 2048.0
 
 
@@ -279,7 +284,10 @@ def test_init_value_fills_outputs(objects: Objects) -> None:
 
 def test_atomic_outputs_add_up_in_every_order(objects: Objects) -> None:
     """Counting kernels depend on no update being lost."""
-    source = "atomic_fetch_add_explicit(&y[thread_position_in_grid.x % 3], int(x[0]), memory_order_relaxed);"
+    source = """
+    uint i = thread_position_in_grid.x;
+    atomic_fetch_add_explicit(&y[i % 3], int(x[0]), memory_order_relaxed);
+    """
     for order in ORDERS:
         (y,) = _run(
             objects,

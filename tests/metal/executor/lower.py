@@ -86,6 +86,11 @@ def share_threadgroup_variables(text: str) -> str:
     return _DECLARATION.sub(replace, text)
 
 
+def keep_threadgroup_variables(text: str) -> str:
+    """Make threadgroup variables legal for compilers that know address spaces: static ones."""
+    return _DECLARATION.sub(lambda match: "static " + match.group(0), text)
+
+
 def _split(names: str) -> list[str]:
     """Split at the commas outside brackets."""
     parts, depth = [""], 0

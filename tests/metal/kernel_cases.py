@@ -1,0 +1,80 @@
+"""The kernel tests as data: which modules test kernels, their cases, and how one case runs.
+
+A kernel test module has `AXES`, perhaps `WATCHED` (axes for traced runs), and
+`_run(case, device)`, which launches and compares with the truth.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+import mlx.core as mx
+
+from dflash_mlx.metal.build import Device, Launch
+from tests.metal.covering import Case, covering_cases
+from tests.metal.executor import Source
+from tests.metal.executor.source import generate
+
+HERE = Path(__file__).parent
+
+
+def kernel_tests() -> dict[str, ModuleType]:
+    """Every kernel test module by the name of its kernel."""
+    found = {}
+    for path in sorted(HERE.glob("test_*.py")):
+        text = path.read_text(encoding="utf-8")
+        if "\nAXES" in text and "\ndef _run(" in text:
+            name = path.stem.removeprefix("test_")
+            found[name] = importlib.import_module(f"tests.metal.{path.stem}")
+    return found
+
+
+def cases(module: ModuleType, *, watched: bool = False, most: int = 0) -> list[Case]:
+    """The module's covering cases, or `most` of them spread evenly."""
+    axes = getattr(module, "WATCHED", module.AXES) if watched else module.AXES
+    every = covering_cases(axes)
+    if not most or len(every) <= most:
+        return every
+    return [every[i * len(every) // most] for i in range(most)]
+
+
+def run_case(module: ModuleType, case: Case, device: Device) -> None:
+    """Run one case; AssertionError when the result is wrong or anything was reported."""
+    module._run(case, device)
+
+
+class SourceRecorder:
+    """A device that keeps the source of every launch and answers with zeros."""
+
+    def __init__(self) -> None:
+        self.sources: dict[str, Source] = {}
+
+    def run(self, launch: Launch) -> Sequence[mx.array]:
+        """Zeros in the shapes of the launch's outputs."""
+        source = generate(
+            launch.kernel.compiled,
+            launch.inputs,
+            template=launch.template,
+            grid=launch.grid,
+            threadgroup=launch.threadgroup,
+            output_shapes=launch.output_shapes,
+            output_dtypes=launch.output_dtypes,
+            init_value=launch.init_value,
+        )
+        self.sources[source.text] = source
+        shapes = zip(launch.output_shapes, launch.output_dtypes, strict=True)
+        return [mx.zeros(shape, dtype) for shape, dtype in shapes]
+
+
+def sources(module: ModuleType, most: int) -> list[Source]:
+    """Generated sources of up to `most` of the module's cases, each instantiation once."""
+    recorder = SourceRecorder()
+    for case in cases(module, most=most):
+        try:
+            run_case(module, case, recorder)
+        except AssertionError:
+            continue  # zeros are the wrong answer; only the source is wanted
+    return list(recorder.sources.values())
