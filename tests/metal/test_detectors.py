@@ -235,7 +235,12 @@ def test_detectors_are_silent_on_clean_kernels(objects: Objects, source: str, th
 
 def test_every_kind_of_report_has_a_planted_bug() -> None:
     """A new detector without a test would be believed without proof."""
-    proved = {bug.kind for bug in BUGS.values()} | {"input written", "fault", "guard overwritten"}
+    proved = {bug.kind for bug in BUGS.values()} | {
+        "input written",
+        "fault",
+        "guard overwritten",
+        "no end",
+    }
     assert proved == set(KINDS)
 
 
@@ -260,6 +265,20 @@ def test_plain_build_reports_overwritten_guards_and_faults(objects: Objects) -> 
     assert {r.kind for r in near.reports} == {"guard overwritten"}
     far = _run(objects, COPY.replace("y[i] =", "y[i + 100000] ="), N, N, traced=False)
     assert [(r.kind, r.buffer) for r in far.reports] == [("fault", "y")]
+
+
+def test_endless_loop_is_stopped(objects: Objects) -> None:
+    """A loop that never ends would hang the whole test run instead of failing one test."""
+    source = (
+        "uint k = 0; while (k != 3u) k += 2u * uint(x[1]); y[thread_position_in_grid.x] = float(k);"
+    )
+    kernel = mx.fast.metal_kernel(
+        name="endless", input_names=["x"], output_names=["y"], source=source
+    )
+    run = Executor(objects=objects, limit_s=1).run(
+        kernel, [mx.arange(N).astype(mx.float32)], output_shapes=[(1,)], output_dtypes=[mx.float32]
+    )
+    assert {r.kind for r in run.reports} == {"no end"}
 
 
 def test_unwritten_output_of_a_plain_build_is_not_a_number(objects: Objects) -> None:

@@ -37,6 +37,7 @@ class Executor:
     order: "ascending", "descending" or "random" (with `seed`) order of lanes, simdgroups and
     threadgroups. A right kernel gives the same answer in every order.
     blank: count only. Inputs over 1 MB are neither evaluated nor copied, they read as zeros.
+    limit_s: a launch is stopped and reported after so many seconds.
     """
 
     def __init__(
@@ -46,11 +47,13 @@ class Executor:
         seed: int = 0,
         *,
         blank: bool = False,
+        limit_s: int = 300,
         objects: Objects | None = None,
     ) -> None:
         if order not in ORDERS:
             raise ValueError(f"order is {order!r}; choose one of {', '.join(ORDERS)}")
-        self.traced, self.order, self.seed, self.blank = traced, order, seed, blank
+        self.traced, self.order, self.seed = traced, order, seed
+        self.blank, self.limit_s = blank, limit_s
         self.objects = objects or Objects()
 
     def run(
@@ -93,6 +96,7 @@ class Executor:
             order=self.order,
             seed=self.seed,
             traced=self.traced,
+            limit_s=self.limit_s,
         )
         results = [b.result for b in buffers if b.result is not None]
         outputs = [
@@ -116,14 +120,14 @@ class Executor:
             name = names[len(buffers)]
             raw, strides = self._contents(x, source.row_contiguous)
             buffers.append(Buffer(name, raw.size if raw is not None else x.nbytes, raw))
-            facts = {
-                f"{name}_shape": np.array(x.shape, np.int32),
-                f"{name}_strides": np.array(strides, np.int64),
-                f"{name}_ndim": np.array([x.ndim], np.int32),
+            facts: dict[str, Bytes] = {
+                f"{name}_shape": np.array(x.shape, np.int32).view(np.uint8),
+                f"{name}_strides": np.array(strides, np.int64).view(np.uint8),
+                f"{name}_ndim": np.array([x.ndim], np.int32).view(np.uint8),
             }
             for fact, value in facts.items():
                 if names[len(buffers)] == fact:
-                    buffers.append(Buffer(fact, value.nbytes, value.view(np.uint8)))
+                    buffers.append(Buffer(fact, value.nbytes, value))
         for shape, dtype in zip(output_shapes, output_dtypes, strict=True):
             size = math.prod(shape) * dtype.size
             initial = None
@@ -161,7 +165,8 @@ def _to_bytes(x: mx.array) -> Bytes:
 
 def _strided_bytes(x: mx.array) -> tuple[Bytes, list[int]]:
     """Bytes with the array's own strides; gaps between elements are poisoned."""
-    view = memoryview(x)
+    array: Any = x  # the stubs hide the buffer protocol
+    view = memoryview(array)
     steps = list(view.strides or ())
     if min(steps) < 0:
         return _to_bytes(x), [math.prod(x.shape[i + 1 :]) for i in range(x.ndim)]

@@ -25,6 +25,7 @@ KINDS = (
     "threadgroup memory over 32 KB",
     "shift too far",
     "integer overflow",
+    "no end",
 )
 
 

@@ -93,6 +93,7 @@ def launch(
     order: str,
     seed: int,
     traced: bool,
+    limit_s: int,
 ) -> tuple[Counts, list[Report]]:
     """Run the kernel in `path` on `buffers`; results go into the buffers' `result`."""
     library, runtime = objects.load(path), objects.load(objects.runtime())
@@ -111,6 +112,7 @@ def launch(
         ORDERS.index(order),
         ctypes.c_uint64(seed),
         int(traced),
+        limit_s,
         ctypes.byref(counters),
         traffic,
         reports,

@@ -2,6 +2,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <ucontext.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -29,7 +30,9 @@ std::map<std::tuple<int, uint64_t, int, const char*>, Report> reports;
 
 size_t pages(size_t bytes) { return (bytes + page - 1) / page * page; }
 // An overrun of any distance up to the buffer's own size must meet a guard, not a neighbour.
-size_t far_guard(const Buffer& b) { return std::clamp(pages(b.bytes), size_t(1) << 20, size_t(1) << 30); }
+size_t far_guard(const Buffer& b) {
+  return std::clamp(pages(b.bytes), size_t(1) << 20, size_t(1) << 30);
+}
 size_t span(const Buffer& b) { return far_guard(b) + page + pages(b.bytes) + page + far_guard(b); }
 
 void map_buffer(Buffer& b) {
@@ -80,6 +83,28 @@ void on_fault(int number, siginfo_t* info, void* context) {
   report(FAULT, what, program_counter(context), 0, b ? address - b->base : 0, 0);
   stop_launch();
 }
+
+// The launch took too long: most likely a loop that never ends.
+void on_alarm(int) {
+  if (!current) return;
+  report(NO_END, "the launch", 0, 0, 0, 0);
+  stop_launch();
+}
+
+struct TimeLimit {
+  struct sigaction before;
+  explicit TimeLimit(uint32_t seconds) {
+    struct sigaction action{};
+    action.sa_handler = on_alarm;
+    action.sa_flags = SA_ONSTACK | SA_NODEFER;
+    sigaction(SIGALRM, &action, &before);
+    alarm(seconds);
+  }
+  ~TimeLimit() {
+    alarm(0);
+    sigaction(SIGALRM, &before, nullptr);
+  }
+};
 
 // Takes over the fault signals while a launch runs.
 struct FaultGuard {
@@ -172,7 +197,7 @@ void* threadgroup_memory(size_t bytes, const char* name, int line) {
 // `chosen` holds n_chosen positions; without it every threadgroup of the grid runs.
 extern "C" int rt_launch(void (*entry)(void* const*), rt::Buffer* buffers, int n_buffers,
                          const uint32_t* grid, const uint32_t* size, const uint32_t* chosen,
-                         uint32_t n_chosen, int order, uint64_t seed, int traced,
+                         uint32_t n_chosen, int order, uint64_t seed, int traced, uint32_t limit_s,
                          rt::Counters* counts, rt::BufferCounts* buffer_counts, rt::Report* out,
                          int max_reports) {
   using namespace rt;
@@ -187,9 +212,10 @@ extern "C" int rt_launch(void (*entry)(void* const*), rt::Buffer* buffers, int n
   counters = Counters{};
   threadgroup_state = Threadgroup{};
   for (int d = 0; d < 3; ++d) {
-    threadgroup_state.grid[d] = grid[d];
-    threadgroup_state.full_size[d] = std::min(size[d], grid[d]);
-    threadgroup_state.count[d] = (grid[d] + threadgroup_state.full_size[d] - 1) / threadgroup_state.full_size[d];
+    Threadgroup& t = threadgroup_state;
+    t.grid[d] = grid[d];
+    t.full_size[d] = std::min(size[d], grid[d]);
+    t.count[d] = (grid[d] + t.full_size[d] - 1) / t.full_size[d];
   }
   std::vector<void*> arguments;
   for (int i = 0; i < n_buffers; ++i) {
@@ -198,7 +224,8 @@ extern "C" int rt_launch(void (*entry)(void* const*), rt::Buffer* buffers, int n
   }
   launch.arguments = arguments.data();
   std::vector<Position> positions;
-  for (uint32_t i = 0; i < n_chosen; ++i) positions.push_back({chosen[3 * i], chosen[3 * i + 1], chosen[3 * i + 2]});
+  for (uint32_t i = 0; i < n_chosen; ++i)
+    positions.push_back({chosen[3 * i], chosen[3 * i + 1], chosen[3 * i + 2]});
   if (!n_chosen) positions = every_position(launch);
 
   current = &launch;
@@ -207,6 +234,7 @@ extern "C" int rt_launch(void (*entry)(void* const*), rt::Buffer* buffers, int n
   volatile bool stopped = false;
   {
     FaultGuard guard;
+    TimeLimit limit(limit_s);
     if (sigsetjmp(launch.stop, 0) == 0) {
       for (const Position& p : positions) run_threadgroup(p.data());
     } else {

@@ -26,6 +26,7 @@ enum Kind : int32_t {
   THREADGROUP_LIMIT,
   BAD_SHIFT,
   INTEGER_OVERFLOW,
+  NO_END,
 };
 
 enum Memory { DEVICE, THREADGROUP };  // index into Clock

@@ -170,8 +170,8 @@ bool open_barrier() {
   if (!first) return false;
   if (!same || waiting != threadgroup_state.threads) {
     lane = first;
-    report(DIVERGENT_BARRIER, same ? "some threads have returned" : "threads wait at several barriers",
-           0, first->site, waiting, 0);
+    const char* what = same ? "some threads have returned" : "threads wait at several barriers";
+    report(DIVERGENT_BARRIER, what, 0, first->site, waiting, 0);
     lane = nullptr;
   }
   counters.barriers++;

@@ -109,7 +109,8 @@ struct Access {
 };
 
 // Checks one byte; returns true when a conflict was reported (one report an access is enough).
-bool check_cell(Cell& cell, const Access& a, uint32_t me, Memory memory, const char* what, int64_t offset) {
+bool check_cell(Cell& cell, const Access& a, uint32_t me, Memory memory, const char* what,
+                int64_t offset) {
   const Kind kind = memory == DEVICE ? DEVICE_RACE : THREADGROUP_RACE;
   const bool both_atomic = a.atomic && cell.atomic;
   bool conflict = false;
@@ -119,7 +120,8 @@ bool check_cell(Cell& cell, const Access& a, uint32_t me, Memory memory, const c
     if (!a.write || a.atomic || has_pending) {
       report(kind, what, a.pc, 0, offset, other);
     } else {
-      pending = {a.address, std::min(a.bytes, sizeof pending.before), {}, kind, what, a.pc, offset, other};
+      const size_t bytes = std::min(a.bytes, sizeof pending.before);
+      pending = {a.address, bytes, {}, kind, what, a.pc, offset, other};
       memcpy(pending.before, a.address, pending.bytes);
       has_pending = true;
     }
@@ -299,21 +301,14 @@ void atomic_access(const void* address, size_t bytes, bool write) {
 }  // namespace rt
 
 #define CALLER __builtin_return_address(0)
-#define WATCH(n)                                                                                      \
-  void __tsan_read##n(void* p) { rt::access(p, n, false, false, CALLER); }                            \
-  void __tsan_write##n(void* p) { rt::access(p, n, true, false, CALLER); }                            \
-  void __tsan_unaligned_read##n(void* p) { rt::access(p, n, false, false, CALLER); }                  \
-  void __tsan_unaligned_write##n(void* p) { rt::access(p, n, true, false, CALLER); }                  \
-  void __tsan_volatile_read##n(void* p) { rt::access(p, n, false, false, CALLER); }                   \
-  void __tsan_volatile_write##n(void* p) { rt::access(p, n, true, false, CALLER); }                   \
-  void __tsan_read_write##n(void* p) {                                                                \
-    rt::access(p, n, false, false, CALLER);                                                           \
-    rt::access(p, n, true, false, CALLER);                                                            \
-  }                                                                                                   \
-  void __tsan_unaligned_read_write##n(void* p) {                                                      \
-    rt::access(p, n, false, false, CALLER);                                                           \
-    rt::access(p, n, true, false, CALLER);                                                            \
+#define WATCH_AS(kind, n)                                                          \
+  void __tsan_##kind##read##n(void* p) { rt::access(p, n, false, false, CALLER); } \
+  void __tsan_##kind##write##n(void* p) { rt::access(p, n, true, false, CALLER); } \
+  void __tsan_##kind##read_write##n(void* p) {                                     \
+    rt::access(p, n, false, false, CALLER);                                        \
+    rt::access(p, n, true, false, CALLER);                                         \
   }
+#define WATCH(n) WATCH_AS(, n) WATCH_AS(unaligned_, n) WATCH_AS(volatile_, n)
 
 namespace {
 // The start of the undefined-behaviour sanitizer's records: where in the source it happened.
@@ -350,11 +345,13 @@ void* __wrap_memset(void* to, int value, unsigned long n) {
   return memset(to, value, n);
 }
 
-void __ubsan_handle_out_of_bounds(void* r, void*) { undefined(rt::LOCAL_BOUNDS, "array index", r); }
-void __ubsan_handle_shift_out_of_bounds(void* r, void*, void*) { undefined(rt::BAD_SHIFT, "shift by the width or more", r); }
-void __ubsan_handle_add_overflow(void* r, void*, void*) { undefined(rt::INTEGER_OVERFLOW, "signed addition", r); }
-void __ubsan_handle_sub_overflow(void* r, void*, void*) { undefined(rt::INTEGER_OVERFLOW, "signed subtraction", r); }
-void __ubsan_handle_mul_overflow(void* r, void*, void*) { undefined(rt::INTEGER_OVERFLOW, "signed multiplication", r); }
-void __ubsan_handle_negate_overflow(void* r, void*) { undefined(rt::INTEGER_OVERFLOW, "negation", r); }
-void __ubsan_handle_divrem_overflow(void* r, void*, void*) { undefined(rt::INTEGER_OVERFLOW, "division", r); }
+#define UNDEFINED(name, kind, what) \
+  void __ubsan_handle_##name(void* record, ...) { undefined(rt::kind, what, record); }
+UNDEFINED(out_of_bounds, LOCAL_BOUNDS, "array index")
+UNDEFINED(shift_out_of_bounds, BAD_SHIFT, "shift by the width or more")
+UNDEFINED(add_overflow, INTEGER_OVERFLOW, "signed addition")
+UNDEFINED(sub_overflow, INTEGER_OVERFLOW, "signed subtraction")
+UNDEFINED(mul_overflow, INTEGER_OVERFLOW, "signed multiplication")
+UNDEFINED(negate_overflow, INTEGER_OVERFLOW, "negation")
+UNDEFINED(divrem_overflow, INTEGER_OVERFLOW, "division")
 }
