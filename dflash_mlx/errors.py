@@ -35,3 +35,7 @@ class PairMismatch(DFlashError, ValueError):
 
 class OutOfMemoryBudget(DFlashError, MemoryError):
     """Rows that would not fit into the memory a caller granted."""
+
+
+class OutOfDisk(DFlashError, OSError):
+    """A disk that has no room for what was to be written."""

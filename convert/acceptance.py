@@ -1,0 +1,9 @@
+"""placeholder"""
+
+from typing import Any
+
+Acceptance = Any
+
+
+def compare_drafts(*a):
+    return None, "not yet"

@@ -1,0 +1,5 @@
+"""placeholder"""
+
+
+def auto_recipe(*a):
+    raise NotImplementedError

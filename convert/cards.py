@@ -1,0 +1,97 @@
+"""What stands beside the weights: configuration, index, side files, README and pair card.
+
+An unchanged conversion keeps the card and the README of its source, so that converting an
+output again gives the same folder and the first origin is never lost.
+"""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dflash_mlx import manifest, registry
+from dflash_mlx.convert.job import Job
+from dflash_mlx.convert.options import ConvertConfig
+from dflash_mlx.convert.place import default_name
+from dflash_mlx.convert.readme import readme
+from dflash_mlx.convert.safetensors import INDEX
+from dflash_mlx.convert.sidefiles import REPORT, carried, write_json, write_side_files
+from dflash_mlx.manifest import Manifest, Origin, draft_facts, target_facts
+
+_KEPT = ("README.md", manifest.FILE, REPORT)
+
+
+def write_cards(
+    jobs: Sequence[Job], config: ConvertConfig, folder: Path, hashes: Mapping[str, str]
+) -> None:
+    """Write everything that is not weights; `hashes` are those of the shards, by their path."""
+    cards: dict[str, str] = {}
+    for job in jobs:
+        place = folder / job.folder
+        files = carried(job.source)
+        write_side_files(files, place)
+        write_json(place / "config.json", job.config)
+        write_json(place / INDEX, index(job))
+        cards[job.folder] = _source_card(job)
+    if kept := unchanged_from(jobs):
+        for file in ("README.md", manifest.FILE):
+            shutil.copyfile(kept / file, folder / file)
+        return
+    (folder / "README.md").write_text(
+        readme(jobs, config, default_name(jobs), cards), encoding="utf-8"
+    )
+    _manifest(jobs, config, folder, hashes).write(folder)
+
+
+def unchanged_from(jobs: Sequence[Job]) -> Path | None:
+    """Return the converted folder that `jobs` copy bit for bit; None if they change anything."""
+    first = jobs[0].source.folder
+    if first is None or not all((first / file).is_file() for file in _KEPT):
+        return None
+    same = all(
+        job.plan.unchanged() and job.source.folder == (first / job.folder if job.folder else first)
+        for job in jobs
+    )
+    return first if same else None
+
+
+def index(job: Job) -> dict[str, Any]:
+    """Return the index of a job's shards."""
+    return {
+        "metadata": {"total_size": job.plan.n_bytes},
+        "weight_map": {
+            part.name: shard.name
+            for shard in job.plan.shards
+            for output in shard.outputs
+            for part in output.parts
+        },
+    }
+
+
+def _source_card(job: Job) -> str:
+    path = job.source.folder / "README.md" if job.source.folder else None
+    return path.read_text(encoding="utf-8", errors="replace") if path and path.is_file() else ""
+
+
+def _manifest(
+    jobs: Sequence[Job], config: ConvertConfig, folder: Path, hashes: Mapping[str, str]
+) -> Manifest:
+    found: dict[str, Any] = {}
+    for job in jobs:
+        located = job.source.located
+        prefix = f"{job.folder}/" if job.folder else ""
+        origin = Origin(
+            source=located.name,
+            revision=located.revision,
+            date=located.date,
+            options=config.described(),
+            bits=job.plan.bits_by_role(),
+            shards={shard.name: hashes[prefix + shard.name] for shard in job.plan.shards},
+        )
+        if job.draft:
+            found |= {"draft": draft_facts(job.draft), "draft_origin": origin}
+        else:
+            found |= {"target": target_facts(job.config, folder), "target_origin": origin}
+        if card := registry.card_for(located.name):
+            found["thinking"] = card.thinking
+    return Manifest(**found)

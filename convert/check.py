@@ -1,0 +1,123 @@
+"""Whether the files hold what the plan said, and how far their values are from the source's.
+
+Both sides are read again, from the disk, by row range.
+"""
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+
+from dflash_mlx.convert import safetensors
+from dflash_mlx.convert.job import Job
+from dflash_mlx.convert.packing import DequantizedRows
+from dflash_mlx.convert.plan import Output
+from dflash_mlx.convert.tensors import FLOATS, Rows, chunks, item_bytes, row_width, to_mlx
+from dflash_mlx.convert.workers import run_all
+from dflash_mlx.errors import BadCheckpoint
+
+
+@dataclass(frozen=True)
+class TensorError:
+    """How far one tensor is from its source.
+
+    `relative` is the root mean square of the difference by that of the source; `largest` is the
+    largest difference of one value.
+    """
+
+    name: str
+    relative: float
+    largest: float
+
+
+def check_names(job: Job, folder: Path) -> dict[str, Rows]:
+    """Return the written tensors, every one of the plan there once in its type and shape.
+
+    Raises:
+        BadCheckpoint: the files differ from the plan, so that something wrote into them.
+    """
+    written: dict[str, Rows] = {}
+    for shard in job.plan.shards:
+        written |= safetensors.read_file(folder / shard.name)
+    wanted = {part.name: part for output in job.plan.outputs for part in output.parts}
+    for name in sorted(wanted.keys() | written.keys()):
+        part, rows = wanted.get(name), written.get(name)
+        if not part or not rows or (part.dtype, part.shape) != (rows.dtype, rows.shape):
+            raise BadCheckpoint(
+                f"{folder}: {name} is {rows and rows.shape} and should be {part and part.shape}; "
+                "something else wrote into the folder, convert again with --force"
+            )
+    return written
+
+
+def measure(
+    job: Job, written: dict[str, Rows], advance: Callable[[int], None]
+) -> list[TensorError]:
+    """Return the error of every tensor, in the order of the plan.
+
+    Raises:
+        BadCheckpoint: a tensor that was only copied reads back differently.
+    """
+    sums: dict[str, list[tuple[float, float, float]]] = {
+        output.name: [] for output in job.plan.outputs
+    }
+    lock = threading.Lock()
+
+    def work(piece: tuple[Output, Rows, int, int]) -> None:
+        output, result, start, stop = piece
+        found = _difference(output, result, start, stop)
+        with lock:
+            sums[output.name].append(found)
+            advance((stop - start) * row_width(output.rows.shape) * item_bytes(output.rows.dtype))
+
+    run_all(_pieces(job, written), work)
+    return [_error(name, parts) for name, parts in sums.items()]
+
+
+def _pieces(job: Job, written: dict[str, Rows]) -> Iterator[tuple[Output, Rows, int, int]]:
+    for output in job.plan.outputs:
+        result = result_rows(output, written)
+        for start, stop in chunks(output.rows):
+            yield output, result, start, stop
+
+
+def result_rows(output: Output, written: dict[str, Rows]) -> Rows:
+    """Return an output's values as they will be used: those of the file, unpacked."""
+    if output.quantization is None:
+        return written[output.name]
+    return DequantizedRows(
+        written[output.name],
+        written[f"{output.path}.scales"],
+        written.get(f"{output.path}.biases"),
+        output.quantization.settings(),
+        "F32",
+    )
+
+
+def _difference(output: Output, result: Rows, start: int, stop: int) -> tuple[float, float, float]:
+    """Return the sums of squares of difference and source, and the largest difference."""
+    ours, theirs = output.rows.read(start, stop), result.read(start, stop)
+    if output.rows.dtype == result.dtype and output.quantization is None:
+        if ours.tobytes() != theirs.tobytes():
+            raise BadCheckpoint(
+                f"{output.name} reads back differently between rows {start} and {stop}; the disk "
+                "is failing or full, convert again with --force"
+            )
+        if output.rows.dtype not in FLOATS:
+            return 0.0, 0.0, 0.0
+    source = to_mlx(ours, output.rows.dtype).astype(mx.float32)
+    off = to_mlx(theirs, result.dtype).astype(mx.float32) - source
+    squares = mx.stack([mx.square(off).sum(), mx.square(source).sum(), mx.abs(off).max()])
+    difference, size, largest = squares.tolist()
+    return difference, size, largest
+
+
+def _error(name: str, parts: list[tuple[float, float, float]]) -> TensorError:
+    # fsum, because the parts arrive in any order and the report must not depend on it
+    difference = math.fsum(part[0] for part in parts)
+    size = math.fsum(part[1] for part in parts)
+    largest = max((part[2] for part in parts), default=0.0)
+    return TensorError(name, math.sqrt(difference / size) if size else 0.0, largest)

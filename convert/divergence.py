@@ -1,0 +1,9 @@
+"""placeholder"""
+
+from typing import Any
+
+Divergence = Any
+
+
+def compare_targets(*a):
+    return None, "not yet"

@@ -1,0 +1,83 @@
+"""What a conversion gave: where it lies, its size, and what the check found."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from dflash_mlx.convert.cards import unchanged_from
+from dflash_mlx.convert.job import Job
+from dflash_mlx.convert.sidefiles import REPORT, write_json
+from dflash_mlx.convert.verify import Check
+
+_OF_THIS_RUN = ("seconds", "peak_bytes", "worst")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished conversion. `checks` has one entry per job, or none without verification.
+
+    `unchanged` says that every weight was copied bit for bit.
+    """
+
+    out: Path
+    jobs: tuple[Job, ...]
+    checks: tuple[Check, ...]
+    unchanged: bool
+
+    @classmethod
+    def of(cls, jobs: Sequence[Job], out: Path, checks: Sequence[Check]) -> Self:
+        """Return the outcome of finished jobs."""
+        unchanged = all(job.plan.unchanged() for job in jobs)
+        return cls(out, tuple(jobs), tuple(checks), unchanged)
+
+    def write(self, folder: Path) -> None:
+        """Write the report into `folder`; the same conversion always writes the same bytes."""
+        if kept := unchanged_from(self.jobs):
+            shutil.copyfile(kept / REPORT, folder / REPORT)
+            return
+        models = {}
+        for place, job in enumerate(self.jobs):
+            models[job.folder or "."] = described(job)
+            if self.checks:
+                models[job.folder or "."]["check"] = _stored(self.checks[place])
+        write_json(folder / REPORT, {"format": 1, "models": models})
+
+    def table(self) -> dict[str, Any]:
+        """The outcome as one JSON object, timings included."""
+        models = [described(job) for job in self.jobs]
+        for model, check in zip(models, self.checks, strict=False):
+            found = asdict(check)
+            del found["errors"]
+            model["check"] = found
+        return {"out": str(self.out), "unchanged": self.unchanged, "models": models}
+
+
+def described(job: Job) -> dict[str, Any]:
+    """Return the facts of one job: what it reads, what it writes, what that takes."""
+    return {
+        "kind": job.source.kind,
+        "form": job.source.form,
+        "source": job.source.name,
+        "revision": job.source.located.revision,
+        "recipe": job.recipe.name if job.recipe else None,
+        "quantization": job.plan.quantization,
+        "left_plain": list(job.plan.left_plain),
+        "bits_per_weight": round(job.plan.bits_per_weight, 4),
+        "bits_by_role": job.plan.bits_by_role(),
+        "n_tensors": len(job.plan.outputs),
+        "source_bytes": job.n_source_bytes,
+        "output_bytes": job.plan.n_bytes,
+        "shards": [shard.name for shard in job.plan.shards],
+    }
+
+
+def _stored(check: Check) -> dict[str, Any]:
+    found = {name: value for name, value in asdict(check).items() if name not in _OF_THIS_RUN}
+    found["errors"] = {
+        error.name: {"relative": error.relative, "largest": error.largest}
+        for error in check.errors
+        if error.relative
+    }
+    return found

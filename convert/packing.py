@@ -1,0 +1,91 @@
+"""Sources that are quantized already: kept as they are, or unpacked first when that is asked for.
+
+Quantizing twice loses more than quantizing once, so it never happens by accident: packed weights
+are kept bit for bit, and a request for another width is refused with the way out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import mlx.core as mx
+
+from dflash_mlx.convert.layout import PACKED, Layout
+from dflash_mlx.convert.plan import chosen, packed_settings
+from dflash_mlx.convert.recipe import Recipe, role_of
+from dflash_mlx.convert.tensors import Carrier, Rows, from_mlx, mlx_dtype, to_mlx
+from dflash_mlx.errors import BadCheckpoint, BadRequest
+
+
+@dataclass(frozen=True)
+class DequantizedRows:
+    """The values of a packed weight. `biases` is None for the modes that have none."""
+
+    weight: Rows
+    scales: Rows
+    biases: Rows | None
+    settings: Mapping[str, Any]
+    dtype: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the values."""
+        return (*self.scales.shape[:-1], self.scales.shape[-1] * self.settings["group_size"])
+
+    def read(self, start: int, stop: int) -> Carrier:
+        """Return rows `start` to `stop`."""
+        parts = [
+            None if rows is None else to_mlx(rows.read(start, stop), rows.dtype)
+            for rows in (self.weight, self.scales, self.biases)
+        ]
+        values = mx.dequantize(*parts, **self.settings)
+        return from_mlx(values.astype(mlx_dtype(self.dtype)))
+
+
+def unpacked(layout: Layout, kept: Mapping[str, Any], source: str) -> Layout:
+    """Return the layout with every packed weight as values.
+
+    Raises:
+        BadCheckpoint: a packed weight does not have the shape that its settings give it.
+    """
+    tensors = dict(layout.tensors)
+    for path in _packed_paths(layout):
+        settings = packed_settings(path, kept)
+        weight, scales = tensors[f"{path}.weight"], tensors.pop(f"{path}.scales")
+        biases = tensors.pop(f"{path}.biases", None)
+        if weight.shape[-1] * 32 != scales.shape[-1] * settings["group_size"] * settings["bits"]:
+            raise BadCheckpoint(
+                f"{source}: {path} has {list(weight.shape)} words and {list(scales.shape)} scales, "
+                f"which is not {settings['bits']} bits in groups of {settings['group_size']}; "
+                "correct the quantization in config.json"
+            )
+        # scales of the mx formats are exponents and have no type to give
+        dtype = scales.dtype if settings["mode"] == "affine" else "BF16"
+        tensors[f"{path}.weight"] = DequantizedRows(weight, scales, biases, settings, dtype)
+    return replace(layout, tensors=tensors)
+
+
+def check_kept(
+    layout: Layout, kept: Mapping[str, Any], recipe: Recipe, tied: bool, source: str
+) -> None:
+    """Check that every packed weight already is what the recipe asks for.
+
+    Raises:
+        BadRequest: one is not; quantizing again is possible and has to be said.
+    """
+    for path in _packed_paths(layout):
+        found = packed_settings(path, kept)
+        wanted = chosen(recipe, layout, path, role_of(path, tied))
+        if wanted is None or wanted.settings() != found:
+            asked = "unquantized" if wanted is None else str(wanted)
+            raise BadRequest(
+                f"{source} is quantized already: {path} has {found['bits']} bits in groups of "
+                f"{found['group_size']} ({found['mode']}), and {asked} was asked for. Convert the "
+                "original instead, keep it as it is (no --bits), or add --dequantize to quantize "
+                "its rounded values again"
+            )
+
+
+def _packed_paths(layout: Layout) -> list[str]:
+    last = PACKED[0]
+    return [name.removesuffix(last) for name in layout.tensors if name.endswith(last)]

@@ -1,0 +1,78 @@
+"""One model or a pair: what the options name, opened, and whether it belongs together."""
+
+from collections.abc import Sequence
+
+from dflash_mlx.convert.locate import Located, locate
+from dflash_mlx.convert.options import ConvertConfig
+from dflash_mlx.convert.progress import Progress, Watcher
+from dflash_mlx.convert.source import Source, open_source
+from dflash_mlx.errors import BadRequest, PairMismatch
+from dflash_mlx.manifest import DRAFT_FOLDER, FILE
+from dflash_mlx.models.draft_config import read_draft_config
+
+
+def open_sources(config: ConvertConfig, watch: Watcher) -> dict[str, Source]:
+    """Return the sources by their folder in the output, the target's first.
+
+    A converted pair is a source of both of its models.
+
+    Raises:
+        DFlashError: one cannot be opened, or the two do not belong together.
+    """
+
+    def say(text: str) -> None:
+        watch(Progress("plan", 0, 1, text))
+
+    sources = {"": open_source(locate(config.source, config.revision, say))}
+    if config.draft:
+        sources[DRAFT_FOLDER] = open_source(locate(config.draft, config.draft_revision, say))
+    elif inner := _inner_draft(sources[""]):
+        sources[DRAFT_FOLDER] = open_source(inner)
+    check_pair(list(sources.values()))
+    return sources
+
+
+def _inner_draft(source: Source) -> Located | None:
+    place = source.located.folder / DRAFT_FOLDER
+    if source.is_draft or source.located.file or not (source.located.folder / FILE).is_file():
+        return None
+    return Located(source.name, place) if (place / "config.json").is_file() else None
+
+
+def check_pair(sources: Sequence[Source]) -> None:
+    """Check one source alone or a target with its draft.
+
+    Raises:
+        BadRequest: the two are not one target and one draft.
+        PairMismatch: the draft was trained for a target of another shape.
+    """
+    if len(sources) == 1:
+        return
+    target, draft = sources
+    if target.is_draft or not draft.is_draft:
+        raise BadRequest(
+            f"{target.name} is a {target.kind} and --draft {draft.name} is a {draft.kind}; give "
+            "the target first and its draft with --draft"
+        )
+    facts = target.config.get("text_config") or target.config
+    expected = read_draft_config(draft.config, draft.name)
+    hidden = expected.target_hidden_size or expected.hidden_size
+    # speculators files do not say the depth of their target, only their deepest tap
+    depth_is_known = "speculators_model_type" not in draft.config
+    deepest = max(expected.target_layer_ids) + 1
+    for what, need, got, fits in (
+        ("hidden size", hidden, facts.get("hidden_size"), hidden == facts.get("hidden_size")),
+        (
+            "layers",
+            expected.num_target_layers,
+            facts.get("num_hidden_layers"),
+            expected.num_target_layers == facts.get("num_hidden_layers")
+            if depth_is_known
+            else deepest <= facts.get("num_hidden_layers", 0),
+        ),
+    ):
+        if not fits:
+            raise PairMismatch(
+                f"{draft.name} expects a target with {what} {need}, and {target.name} has {got}; "
+                "give the draft that was trained for this target (dflash-mlx models lists pairs)"
+            )

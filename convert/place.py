@@ -1,0 +1,57 @@
+"""Where a conversion puts its result: not into its own source, and onto a disk with room."""
+
+import errno
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from dflash_mlx.convert.job import Job
+from dflash_mlx.convert.options import ConvertConfig
+from dflash_mlx.errors import BadRequest, OutOfDisk
+
+
+def output_folder(config: ConvertConfig, jobs: Sequence[Job]) -> Path:
+    """Return the output folder: the one asked for, or one named for what it will hold, here.
+
+    Raises:
+        BadRequest: it lies inside a source, or a source inside it.
+    """
+    out = (config.out.expanduser() if config.out else Path.cwd() / default_name(jobs)).absolute()
+    for job in jobs:
+        source = job.source.located.folder.resolve()
+        if job.source.located.file is None and out.resolve().is_relative_to(source):
+            raise BadRequest(f"{out} is inside its source {source}; choose another folder with -o")
+        if source.is_relative_to(out.resolve()) and out.exists():
+            raise BadRequest(f"{out} holds its own source; choose another folder with -o")
+    return out
+
+
+def default_name(jobs: Sequence[Job]) -> str:
+    """Return a folder's name: the source's, and what became of it."""
+    first = jobs[0]
+    name = re.sub(r"[^\w.-]+", "-", first.source.name.rsplit("/", 1)[-1]).strip(".-") or "model"
+    recipe = first.recipe
+    if recipe is None:
+        return f"{name}-mlx"
+    base = recipe.base
+    width = f"{base.bits}bit" if base and base.mode == "affine" else base.mode if base else "mixed"
+    return f"{name}-{width}" if recipe.name == "uniform" else f"{name}-{recipe.name}-{width}"
+
+
+@contextmanager
+def enough_disk(out: Path) -> Iterator[None]:
+    """Turn a disk that fills up meanwhile into an error that says what to do.
+
+    Raises:
+        OutOfDisk: it did; what was written so far is kept.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise OutOfDisk(
+            f"the disk of {out} is full; make room and run the same command again, finished files "
+            "are kept"
+        ) from error

@@ -1,0 +1,76 @@
+"""The model card of a converted folder: where it came from, what was done, how to use it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dflash_mlx.convert.job import Job
+from dflash_mlx.convert.options import ConvertConfig
+from dflash_mlx.convert.sidefiles import SOURCE_CARD
+
+_HUB_KEYS = ("license", "license_name", "license_link", "language")
+
+
+def readme(
+    jobs: Sequence[Job], config: ConvertConfig, name: str, source_cards: Mapping[str, str]
+) -> str:
+    """Return the output's README; `source_cards` are the sources' own, by folder of the job."""
+    lines = ["---", *_front_matter(jobs, source_cards), "---", "", f"# {name}", ""]
+    for job in jobs:
+        lines += [*_provenance(job, config), ""]
+    lines += [*_usage(jobs, name), ""]
+    if any(source_cards.values()):
+        lines += [f"The card of the source is in [{SOURCE_CARD}]({SOURCE_CARD}).", ""]
+    return "\n".join(lines)
+
+
+def _front_matter(jobs: Sequence[Job], source_cards: Mapping[str, str]) -> list[str]:
+    """Return the hub's header: the source's licence and language, and what it was made from."""
+    lines = ["library_name: mlx", "pipeline_tag: text-generation", "tags:", "- mlx"]
+    if any(job.draft for job in jobs):
+        lines += ["- dflash", "- speculative-decoding"]
+    first = jobs[0]
+    if first.source.located.revision or "/" in first.source.name:
+        lines.append(f"base_model: {first.source.name}")
+    card = source_cards.get(first.folder, "")
+    header = card.split("---")[1] if card.startswith("---") and card.count("---") > 1 else ""
+    kept = False
+    for line in header.splitlines():
+        indented = line.startswith((" ", "-"))
+        kept = kept if indented else line.partition(":")[0] in _HUB_KEYS
+        if kept:
+            lines.append(line)
+    return lines
+
+
+def _provenance(job: Job, config: ConvertConfig) -> list[str]:
+    located, plan = job.source.located, job.plan
+    facts: dict[str, Any] = {
+        "Kind": job.source.kind,
+        "Source": located.name,
+        "Revision": located.revision or "none (a local copy)",
+        "Date of the source": located.date or "unknown",
+        "Format of the source": job.source.form,
+        "Recipe": job.recipe.name if job.recipe else "none, weights kept as they were",
+        "Options": ", ".join(f"{key} {value}" for key, value in config.described().items())
+        or "defaults",
+        "Bits per weight": f"{plan.bits_per_weight:.3f}",
+        "Bits by role": ", ".join(f"{role} {bits:g}" for role, bits in plan.bits_by_role().items()),
+    }
+    if plan.left_plain:
+        facts["Left unquantized"] = ", ".join(plan.left_plain)
+    return ["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in facts.items())]
+
+
+def _usage(jobs: Sequence[Job], name: str) -> list[str]:
+    kinds = {bool(job.draft) for job in jobs}
+    if kinds == {True, False}:
+        lines = ["Target and draft, ready for speculative decoding:"]
+        command = f"dflash-mlx chat --model {name}"
+    elif kinds == {True}:
+        lines = ["A draft for speculative decoding; it needs its target:"]
+        command = f"dflash-mlx chat --model TARGET --draft {name}"
+    else:
+        lines = ["A target model for MLX:"]
+        command = f"dflash-mlx chat --model {name}\nmlx_lm.generate --model {name} --prompt Hello"
+    made = "Made by `dflash-mlx convert`; `conversion.json` has the errors, `pair.json` the facts."
+    return [*lines, "", "```sh", command, "```", "", made]

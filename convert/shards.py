@@ -1,0 +1,97 @@
+"""Files of weights, written row by row at offsets that the plan fixed beforehand."""
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from dflash_mlx.convert.job import Job
+from dflash_mlx.convert.pack import packed
+from dflash_mlx.convert.plan import Output, Shard
+from dflash_mlx.convert.progress import Progress, Watcher
+from dflash_mlx.convert.tensors import chunks, item_bytes, n_bytes, row_count, row_width
+from dflash_mlx.convert.workers import run_all
+from dflash_mlx.convert.workfolder import WorkFolder
+
+Piece = tuple[Output, int, int, int]
+"""An output, the file position of its data, and a range of its rows."""
+
+
+def write_weights(job: Job, work: WorkFolder, watch: Watcher) -> None:
+    """Write the files of weights that an earlier run did not finish.
+
+    Raises:
+        BadCheckpoint: a weight holds NaN or infinity.
+        OSError: the disk is full or gone.
+    """
+    folder = work.path / job.folder
+    folder.mkdir(exist_ok=True)
+    done = 0
+
+    def advance(n_bytes: int) -> None:
+        nonlocal done
+        done += n_bytes
+        watch(Progress("write", done, job.n_source_bytes, job.source.name))
+
+    for number, shard in enumerate(job.plan.shards, 1):
+        key = f"{job.folder}/{shard.name}" if job.folder else shard.name
+        if key in work.finished:
+            advance(sum(n_bytes(item.rows.dtype, item.rows.shape) for item in shard.outputs))
+        else:
+            work.finish(key, write_shard(shard, folder, advance))
+        watch(Progress("shard", number, len(job.plan.shards), shard.name))
+
+
+def write_shard(shard: Shard, folder: Path, advance: Callable[[int], None]) -> str:
+    """Write one file and return its SHA-256, read back from the disk.
+
+    `advance` is called with the bytes of the source that were consumed.
+
+    Raises:
+        BadCheckpoint: a weight holds NaN or infinity.
+        OSError: the disk is full or gone.
+    """
+    path = folder / shard.name
+    header = shard.header()
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        _write(descriptor, header, 0)
+        lock = threading.Lock()
+
+        def work(piece: Piece) -> None:
+            output, position, start, stop = piece
+            for part, rows in zip(output.parts, packed(output, start, stop), strict=True):
+                row_bytes = part.n_bytes // max(1, row_count(part.shape))
+                _write(descriptor, rows.tobytes(), position + start * row_bytes)
+                position += part.n_bytes
+            with lock:
+                width = row_width(output.rows.shape) * item_bytes(output.rows.dtype)
+                advance((stop - start) * width)
+
+        run_all(_pieces(shard, len(header)), work)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return file_hash(path)
+
+
+def file_hash(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _pieces(shard: Shard, position: int) -> Iterator[Piece]:
+    for output in shard.outputs:
+        for start, stop in chunks(output.rows):
+            yield output, position, start, stop
+        position += output.n_bytes
+
+
+def _write(descriptor: int, raw: bytes, position: int) -> None:
+    view = memoryview(raw)
+    while view:
+        written = os.pwrite(descriptor, view, position)
+        view = view[written:]
+        position += written
