@@ -1,0 +1,77 @@
+"""Block-diffusion speculative decoding (DFlash) for language models on Apple Silicon.
+
+    import dflash_mlx
+
+    with dflash_mlx.load("smollm2-135m") as engine:
+        print(engine.generate("Why is the sky blue?").text)
+
+Importing this module imports neither MLX nor any model code; `load` does.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from dflash_mlx.blas import use_openblas
+from dflash_mlx.config import CacheConfig, GenerationConfig, PairCard, SamplingConfig
+from dflash_mlx.errors import (
+    BadCheckpoint,
+    BadRequest,
+    DFlashError,
+    DownloadFailed,
+    OutOfMemoryBudget,
+    PairMismatch,
+    UnknownModel,
+    UnsupportedModel,
+)
+
+if TYPE_CHECKING:
+    from dflash_mlx.answer import Chunk, Result, Stream
+    from dflash_mlx.engine import Engine, LoadHooks, load
+    from dflash_mlx.session import Session
+    from dflash_mlx.stats import Stats
+
+__version__ = "0.1.0"
+
+_LATE = {
+    "Chunk": "answer",
+    "Result": "answer",
+    "Stream": "answer",
+    "Engine": "engine",
+    "LoadHooks": "engine",
+    "load": "engine",
+    "Session": "session",
+    "Stats": "stats",
+}
+"""Names whose modules import MLX, brought on first use."""
+
+__all__ = [
+    "BadCheckpoint",
+    "BadRequest",
+    "CacheConfig",
+    "Chunk",
+    "DFlashError",
+    "DownloadFailed",
+    "Engine",
+    "GenerationConfig",
+    "LoadHooks",
+    "OutOfMemoryBudget",
+    "PairCard",
+    "PairMismatch",
+    "Result",
+    "SamplingConfig",
+    "Session",
+    "Stats",
+    "Stream",
+    "UnknownModel",
+    "UnsupportedModel",
+    "__version__",
+    "load",
+    "use_openblas",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)

@@ -117,13 +117,19 @@ def draft(pair: Pair, cache: PairCache, state: State, n_rows: int) -> tuple[Stat
     """Propose `n_rows - 1` tokens behind the anchor, the draft's context brought up to date."""
     if n_rows == 1 or pair.draft is None or cache.context is None:
         return state, Block(mx.zeros((1, 0), mx.int32), mx.array(True))
-    if state.features:
-        features = mx.concatenate(state.features, axis=1)
-        pair.draft.extend(features, cache.length - features.shape[1], cache.context)
-        state = replace(state, features=())
+    state = catch_up(pair, cache, state)
     block = pair.draft.propose(state.anchor, n_rows, cache.context)
     launch(block.tokens)
     return state, block
+
+
+def catch_up(pair: Pair, cache: PairCache, state: State) -> State:
+    """Bring the pending features into the draft's context; return the state without them."""
+    if not state.features or pair.draft is None or cache.context is None:
+        return state
+    features = mx.concatenate(state.features, axis=1)
+    pair.draft.extend(features, cache.length - features.shape[1], cache.context)
+    return replace(state, features=())
 
 
 def verify(pair: Pair, cache: PairCache, anchor: int, block: Block) -> tuple[mx.array, mx.array]:

@@ -57,6 +57,7 @@ class Meter:
     lengths: Counter[int] = field(default_factory=Counter)
     tried: Counter[int] = field(default_factory=Counter)
     hits: Counter[int] = field(default_factory=Counter)
+    parked_at: int | None = None
 
     def add(self, done: Round) -> None:
         """Count one round."""

@@ -1,0 +1,56 @@
+"""On which device the models run here, and in which precision.
+
+On Metal weights stay as they are stored. MLX's CPU backend takes as long for n rows of a
+quantized product as for n products, so there both models run dense in float32, the target as
+`mx.dequantize` gives it.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.utils import dequantize_model
+
+
+@dataclass(frozen=True)
+class Compute:
+    """`dense` models hold no quantized weight; `dtype` None keeps what is stored."""
+
+    device: str
+    dense: bool
+    dtype: mx.Dtype | None
+
+
+def compute_here() -> Compute:
+    """Return how models run on this machine."""
+    if mx.metal.is_available():
+        return Compute("metal", dense=False, dtype=None)
+    return Compute("cpu", dense=True, dtype=mx.float32)
+
+
+def settle_weights(model: nn.Module, compute: Compute) -> None:
+    """Bring a lazily loaded model into memory as `compute` wants it, one tensor at a time.
+
+    Each stored tensor is gone when its used form exists, so the peak is the stored and the used
+    weights together, or less.
+    """
+    if compute.dense:
+        dequantize_model(model)
+    for name, array in tree_flatten(model.parameters()):
+        floating = mx.issubdtype(array.dtype, mx.floating)
+        used = array.astype(compute.dtype) if compute.dtype and floating else array
+        mx.eval(used)
+        model.update(_tree(name, used))
+        del array, used
+    mx.clear_cache()
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Return the bytes of a model's parameters."""
+    return sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+
+
+def _tree(name: str, array: mx.array) -> Any:
+    return tree_unflatten([(name, array)])

@@ -1,0 +1,147 @@
+"""A loaded pair and the thread that serves it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+
+import mlx.core as mx
+
+from dflash_mlx.answer import Result, Stream
+from dflash_mlx.blas import blas_in_use
+from dflash_mlx.compute import compute_here
+from dflash_mlx.config import CacheConfig, GenerationConfig
+from dflash_mlx.decode import Pair
+from dflash_mlx.errors import UnknownModel
+from dflash_mlx.hub import Resolved, resolve
+from dflash_mlx.loaded import LoadedPair, Prompt
+from dflash_mlx.loading import load_draft, load_target
+from dflash_mlx.pairing import Choice, choose
+from dflash_mlx.pins import Pins, default_folder
+from dflash_mlx.session import Session
+from dflash_mlx.worker import Worker
+
+
+@dataclass(frozen=True)
+class LoadHooks:
+    """Who is told how loading goes: each step as a line, downloads in bytes done and in all."""
+
+    on_step: Callable[[str], None] = lambda text: None
+    on_progress: Callable[[int, int], None] = lambda done, total: None
+
+
+class Engine:
+    """A target with its draft, ready to answer. Use it from any thread; close it when done."""
+
+    def __init__(self, loaded: LoadedPair, worker: Worker) -> None:
+        self.loaded = loaded
+        self.worker = worker
+
+    def stream(self, prompt: Prompt, config: GenerationConfig | None = None) -> Stream:
+        """Answer `prompt` in a conversation of its own; see `Session.stream`."""
+        return self.session().stream(prompt, config)
+
+    def generate(self, prompt: Prompt, config: GenerationConfig | None = None) -> Result:
+        """Answer `prompt` in a conversation of its own and return the whole answer."""
+        return self.stream(prompt, config).result()
+
+    def session(self, system: str | None = None) -> Session:
+        """Return a new conversation, which keeps both models' rows from turn to turn."""
+        return Session(self.loaded, self.worker, system)
+
+    def close(self) -> None:
+        """Finish what is queued, end the thread and free the models."""
+        self.worker.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def load(
+    model: str = "smollm2-135m",
+    draft: str = "auto",
+    cache: CacheConfig | None = None,
+    hooks: LoadHooks | None = None,
+) -> Engine:
+    """Return an engine for a nickname, a local folder, a `.gguf` file or a hub id.
+
+    `draft` is "auto" (the one that belongs to the model), "none" (plain decoding), or a name
+    like `model`. Blocks until both models are in memory.
+
+    Raises:
+        UnknownModel, DownloadFailed: the files could not be found or brought here.
+        BadCheckpoint, UnsupportedModel, PairMismatch: the files cannot be run, or not together.
+    """
+    hooks = hooks or LoadHooks()
+    choice = choose(model, draft)
+    target, draft_files, choice = _bring(choice, hooks)
+    worker = Worker(f"dflash-mlx {model}")
+    try:
+        loaded = worker.run(lambda: _load(choice, target, draft_files, cache, hooks))
+        return Engine(loaded, worker)
+    except BaseException:
+        worker.close()
+        raise
+
+
+def _bring(choice: Choice, hooks: LoadHooks) -> tuple[Resolved, Resolved | None, Choice]:
+    """Return the files of a target and a draft, downloaded if they are not here."""
+    pins = Pins(default_folder())
+
+    def files(reference: str, revision: str | None) -> Resolved:
+        return resolve(
+            reference,
+            pins=pins,
+            revision=revision,
+            on_step=hooks.on_step,
+            on_progress=hooks.on_progress,
+        )
+
+    try:
+        target = files(choice.target, choice.target_revision)
+    except UnknownModel as error:
+        if choice.fallback is None:
+            raise
+        hooks.on_step(f"{error}; taking {choice.fallback} instead, whose weights differ")
+        choice = replace(choice, target=choice.fallback)
+        target = files(choice.target, None)
+    draft = files(choice.draft, choice.draft_revision) if choice.draft else None
+    return target, draft, choice
+
+
+def _load(
+    choice: Choice,
+    target: Resolved,
+    draft: Resolved | None,
+    cache: CacheConfig | None,
+    hooks: LoadHooks,
+) -> LoadedPair:
+    compute = compute_here()
+    hooks.on_step(f"loading {choice.target}")
+    read = load_target(target.path, compute)
+    bound = None
+    if draft is not None:
+        hooks.on_step(f"loading draft {choice.draft}")
+        bound = load_draft(draft.path, read.target, compute)
+    mx.reset_peak_memory()
+    return LoadedPair(
+        pair=Pair(read.target, bound),
+        tokenizer=read.tokenizer,
+        sampling=read.sampling,
+        compute=compute,
+        cache_config=cache or CacheConfig(),
+        model_name=choice.target,
+        draft_name=choice.draft,
+        blas=blas_in_use(),
+        quantized="quantization" in read.config,
+        card=choice.card,
+        no_draft=choice.no_draft,
+    )

@@ -1,0 +1,103 @@
+"""A pair in memory with everything a request depends on. Holds no rows and no thread."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dflash_mlx.compute import Compute
+from dflash_mlx.config import CacheConfig, GenerationConfig, PairCard, SamplingConfig
+from dflash_mlx.decode import Pair
+from dflash_mlx.errors import BadRequest
+from dflash_mlx.policy import BlockPolicy, FixedBlock
+from dflash_mlx.tokenizer import Message, Tokenizer
+
+Prompt = str | Sequence[Message]
+"""The next user turn as text, or a whole conversation as messages."""
+
+_QUANTIZED_METAL_ROWS = 5
+"""Rows of a round on a quantized target on Metal until measured: the official package's advice."""
+
+
+@dataclass(frozen=True)
+class LoadedPair:
+    """Models, tokenizer and defaults of one pair.
+
+    `sampling` is what the model's own generation config asks for. `no_draft` says why there is
+    no draft, where none was found.
+    """
+
+    pair: Pair
+    tokenizer: Tokenizer
+    sampling: SamplingConfig
+    compute: Compute
+    cache_config: CacheConfig
+    model_name: str
+    draft_name: str | None
+    blas: str
+    quantized: bool
+    card: PairCard | None = None
+    no_draft: str | None = None
+
+    @property
+    def max_rows(self) -> int:
+        """Rows of context: the model's length, or what the byte budget holds if that is less."""
+        shape = self.pair.target.shape
+        if self.cache_config.max_bytes is None:
+            return shape.max_rows
+        return min(shape.max_rows, self.cache_config.max_bytes // shape.row_bytes)
+
+    def block(self, config: GenerationConfig) -> int:
+        """Return the rows of a round that `config` leads to, 1 without drafting."""
+        draft = self.pair.draft
+        if draft is None:
+            return 1
+        if config.block is not None:
+            return config.block
+        if self.quantized and not self.compute.dense:
+            return min(_QUANTIZED_METAL_ROWS, draft.block_size)
+        return draft.block_size
+
+    def policy(self, config: GenerationConfig) -> BlockPolicy:
+        """Return the block policy of one request."""
+        return FixedBlock(self.block(config))
+
+    def thinking(self, config: GenerationConfig) -> bool | None:
+        """Return whether the answer is thought about first; None leaves it to the template."""
+        if not self.tokenizer.has_thinking:
+            return None
+        if config.thinking is not None:
+            return config.thinking
+        return self.card.thinking if self.card else None
+
+    def notices(self, config: GenerationConfig) -> list[str]:
+        """Return what a user should know about how a request will run."""
+        notices = [self.no_draft] if self.no_draft else []
+        trained = self.card.thinking if self.card and self.pair.draft else None
+        if trained is not None and self.thinking(config) != trained:
+            mode = "on" if trained else "off"
+            notices.append(
+                f"this draft was trained with thinking {mode}; acceptance may be about half"
+            )
+        return notices
+
+    def check(self, prompt: Prompt, config: GenerationConfig) -> None:
+        """Refuse by name what this pair cannot honour.
+
+        Raises:
+            BadRequest: an empty prompt, or an option outside what the pair offers.
+        """
+        if not prompt or (isinstance(prompt, str) and not prompt.strip()):
+            raise BadRequest("the prompt is empty; give it some text")
+        draft, block = self.pair.draft, config.block
+        if block is not None and block > 1 and draft is None:
+            raise BadRequest(f"block is {block} and there is no draft; use block 1, or a draft")
+        if block is not None and draft is not None and block > draft.block_size:
+            raise BadRequest(
+                f"block is {block}; this draft was trained for blocks of {draft.block_size}, "
+                f"so it needs 1 to {draft.block_size}"
+            )
+        if config.thinking and not self.tokenizer.has_thinking:
+            raise BadRequest("this model has no thinking mode; leave thinking off")
+        sampling = config.sampling or self.sampling
+        vocab = self.pair.target.shape.vocab_size
+        if strange := [token for token in sampling.logit_bias if token >= vocab]:
+            raise BadRequest(f"logit_bias names token {strange[0]}; this model has {vocab} tokens")

@@ -1,0 +1,181 @@
+"""From a folder or a file to a target, a draft, and the check that they belong together.
+
+Weights and modules of a target are mlx-lm's; those of a draft are ours. This file downloads
+nothing and keeps nothing.
+"""
+
+import importlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.nn as nn
+
+from dflash_mlx.compute import Compute, settle_weights
+from dflash_mlx.config import SamplingConfig
+from dflash_mlx.errors import BadCheckpoint, BadRequest, PairMismatch, UnsupportedModel
+from dflash_mlx.gguf import read_gguf
+from dflash_mlx.gguf_tokenizer import build_tokenizer
+from dflash_mlx.models.decoder import DecoderTarget
+from dflash_mlx.models.draft import BoundDraft, DraftModel
+from dflash_mlx.models.draft_config import DraftConfig, is_draft_config, read_draft_config
+from dflash_mlx.models.families import family_of
+from dflash_mlx.models.protocols import Target
+from dflash_mlx.tokenizer import Tokenizer
+from dflash_mlx.weights import fill, read_safetensors
+
+
+@dataclass(frozen=True)
+class LoadedTarget:
+    """A target with what its folder says about text and sampling."""
+
+    target: DecoderTarget
+    tokenizer: Tokenizer
+    sampling: SamplingConfig
+    config: Mapping[str, Any]
+
+
+def load_target(path: Path, compute: Compute) -> LoadedTarget:
+    """Return the target in a folder or `.gguf` file, in memory.
+
+    Raises:
+        BadCheckpoint: files are missing, truncated or contradict their configuration.
+        UnsupportedModel: a family or format that does not run here, or a draft.
+    """
+    if path.is_file():
+        return _load_gguf(path, compute)
+    config = read_json(path / "config.json")
+    if is_draft_config(config):
+        raise UnsupportedModel(
+            f"{path} holds a draft, not a target; give the model it was trained for as --model, "
+            "and this one as --draft"
+        )
+    family = family_of(str(config.get("model_type")), str(path))
+    model = _read_model(path)
+    target = family(model)
+    settle_weights(model, compute)
+    generation = _optional_json(path / "generation_config.json")
+    return LoadedTarget(
+        target,
+        Tokenizer.read(path, _end_ids(config, generation)),
+        sampling_defaults(generation),
+        config,
+    )
+
+
+def load_draft(path: Path, target: Target, compute: Compute) -> BoundDraft:
+    """Return the draft in a folder, in memory and bound to `target`.
+
+    Raises:
+        BadCheckpoint: files are missing, truncated or contradict their configuration.
+        UnsupportedModel: a draft of a kind that does not run here, or no draft at all.
+        PairMismatch: the draft was made for another target.
+    """
+    raw = read_json(path / "config.json")
+    if not is_draft_config(raw):
+        raise UnsupportedModel(
+            f"{path} holds a {raw.get('model_type')!r} target, not a draft; give a DFlash draft "
+            "as --draft, or --draft none"
+        )
+    config = read_draft_config(raw, str(path / "config.json"))
+    check_pair(config, target, str(path))
+    weights = {name.removeprefix("model."): array for name, array in read_safetensors(path).items()}
+    model = DraftModel(config, "embed_tokens.weight" in weights, "lm_head.weight" in weights)
+    fill(model, weights, str(path), config.quantization)
+    settle_weights(model, compute)
+    return BoundDraft(model, target)
+
+
+def check_pair(draft: DraftConfig, target: Target, source: str) -> None:
+    """Raise PairMismatch where the draft's shapes do not fit the target's."""
+    shape = target.shape
+    facts = (
+        ("hidden size", draft.hidden_size, shape.hidden_size),
+        ("target layers", draft.num_target_layers, shape.n_layers),
+    )
+    for what, needs, has in facts:
+        if needs != has:
+            raise PairMismatch(
+                f"{source} expects {what} {needs}, this target has {has}; "
+                "pairs that fit: dflash-mlx models"
+            )
+    if draft.mask_token_id >= shape.vocab_size:
+        raise PairMismatch(
+            f"{source} masks with token {draft.mask_token_id}, this target has "
+            f"{shape.vocab_size} tokens; pairs that fit: dflash-mlx models"
+        )
+
+
+def sampling_defaults(generation: Mapping[str, Any]) -> SamplingConfig:
+    """Return what a `generation_config.json` asks for; greedy where it asks for nothing."""
+    if not generation.get("do_sample", False):
+        return SamplingConfig()
+    wanted = {
+        name: generation[name]
+        for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        if generation.get(name) is not None
+    }
+    try:
+        return SamplingConfig(**{"temperature": 1.0, **wanted})
+    except BadRequest as error:
+        raise BadCheckpoint(f"generation_config.json: {error}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file.
+
+    Raises:
+        BadCheckpoint: the file is missing or no JSON object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise BadCheckpoint(f"{path} is missing; fetch the model again") from error
+    except ValueError as error:
+        raise BadCheckpoint(f"{path} is no JSON ({error}); fetch the model again") from error
+    if not isinstance(value, dict):
+        raise BadCheckpoint(f"{path} holds no JSON object; fetch the model again")
+    return value
+
+
+def _optional_json(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.exists() else {}
+
+
+def _read_model(path: Path) -> nn.Module:
+    """Return mlx-lm's model of a folder, its weights not yet read."""
+    from mlx_lm.utils import load_model
+
+    read_safetensors(path)  # mlx-lm's own message for a broken file names no file
+    try:
+        model, _ = load_model(path, lazy=True)
+    except (ValueError, KeyError, TypeError) as error:
+        reason = str(error).split("\n")[0]
+        raise BadCheckpoint(f"{path} does not load as a model: {reason}") from error
+    return model
+
+
+def _load_gguf(path: Path, compute: Compute) -> LoadedTarget:
+    if path.suffix != ".gguf":
+        raise UnsupportedModel(f"{path} is no model; give a folder or a .gguf file")
+    read = read_gguf(path)
+    family = family_of(read.config["model_type"], str(path))
+    module = importlib.import_module(f"mlx_lm.models.{read.config['model_type']}")
+    model = module.Model(module.ModelArgs.from_dict(read.config))
+    fill(model, read.weights, str(path), read.config.get("quantization"))
+    read.weights.clear()
+    target = family(model)
+    settle_weights(model, compute)
+    tokenizer = Tokenizer(build_tokenizer(read.tokenizer), read.tokenizer.end_ids)
+    return LoadedTarget(target, tokenizer, SamplingConfig(), read.config)
+
+
+def _end_ids(*configs: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the union of the end tokens that configurations name."""
+    ids: set[int] = set()
+    for config in configs:
+        stated = config.get("eos_token_id")
+        ids.update([stated] if isinstance(stated, int) else stated or [])
+    return tuple(sorted(ids))

@@ -1,0 +1,92 @@
+"""Text to token ids and back, for one target. Knows templates and end tokens, no models."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.tokenizer_utils import load as load_wrapper
+
+from dflash_mlx.errors import BadCheckpoint, BadRequest
+
+Message = Mapping[str, Any]
+"""`{"role": "user", "content": "..."}`, as chat templates take it."""
+
+
+class Tokenizer:
+    """mlx-lm's tokenizer with the end tokens of a model: the union of all that its files name."""
+
+    def __init__(self, wrapper: TokenizerWrapper, end_ids: Sequence[int] = ()) -> None:
+        self._wrapper = wrapper
+        self.end_ids = frozenset({*end_ids, *wrapper.eos_token_ids})
+
+    @classmethod
+    def read(cls, folder: Path, end_ids: Sequence[int]) -> "Tokenizer":
+        """Return the tokenizer in `folder`.
+
+        Raises:
+            BadCheckpoint: there is none, or it cannot be read without code of its own.
+        """
+        try:
+            return cls(load_wrapper(folder), end_ids)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = str(error).split("\n")[0]
+            raise BadCheckpoint(
+                f"{folder} has no readable tokenizer ({reason}); fetch the model again"
+            ) from error
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the model is made for conversations."""
+        return bool(self._wrapper.has_chat_template)
+
+    @property
+    def has_thinking(self) -> bool:
+        """Whether the template knows a thinking mode."""
+        return bool(self._wrapper.has_thinking)
+
+    @property
+    def thinking_marks(self) -> tuple[str, str] | None:
+        """The texts that open and close a thought, where the vocabulary has them."""
+        if not self.has_thinking:
+            return None
+        return self._wrapper.think_start, self._wrapper.think_end
+
+    def opens_thought(self, ids: Sequence[int]) -> bool:
+        """Whether a rendered prompt ends inside a thought, as some templates open one."""
+        if not self.has_thinking:
+            return False
+        wrapper = self._wrapper
+        return bool(wrapper.rfind_think_start(ids) > wrapper.rfind_think_end(ids))
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of plain text, with the begin token where the model wants one."""
+        ids: list[int] = self._wrapper.encode(text)
+        return ids
+
+    def render(self, messages: Sequence[Message], thinking: bool | None) -> list[int]:
+        """Return the ids of a conversation up to where the assistant answers.
+
+        Raises:
+            BadRequest: the template refuses these messages, or there is no template.
+        """
+        if not self.has_template:
+            raise BadRequest(
+                "this model has no chat template; use --no-chat-template, or an instruct model"
+            )
+        options = {} if thinking is None else {"enable_thinking": thinking}
+        try:
+            ids: list[int] = self._wrapper.apply_chat_template(
+                list(messages), add_generation_prompt=True, **options
+            )
+        except (TemplateError, TypeError, ValueError, KeyError) as error:
+            raise BadRequest(f"the chat template refuses these messages: {error}") from error
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids`, special tokens left out."""
+        text: str = self._wrapper.decode(
+            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
