@@ -1,8 +1,9 @@
 """Which draft tokens the target would have written itself. Pure functions, nothing is awaited.
 
 Letters: B rows of the block, V vocabulary, K candidates per draft token. A verdict is one int32
-array [2 + B]: the number of accepted draft tokens, whether the draft's logits were finite, and B
-tokens of which the first accepted + 1 are final.
+array [2 + 2B]: the number of accepted draft tokens, whether the draft's logits were finite, B
+tokens of which the first accepted + 1 are final, and the target's confidence at the B rows: the
+probability of its own best token, in millionths.
 
 *Matching*: the target chooses a token at every row (argmax, or a draw with the key of that
 position) and draft tokens are accepted while they equal the choice. The emitted tokens are the
@@ -21,7 +22,7 @@ import mlx.core as mx
 from dflash_mlx.config import LogitsProcessor, SamplingConfig
 from dflash_mlx.constraints import processed
 from dflash_mlx.models.protocols import Block
-from dflash_mlx.sampling import Chooser, draw, filtered, row_key
+from dflash_mlx.sampling import Chooser, draw, filtered, log_probs, row_key
 
 AcceptRule = Callable[[Block, mx.array, Sequence[int], int], mx.array]
 """`(block, target logits [B, V], tokens up to the anchor, row 0's position) -> verdict`."""
@@ -35,8 +36,9 @@ def match_rule(choose: Chooser, processors: Sequence[LogitsProcessor] = ()) -> A
 
     def rule(block: Block, logits: mx.array, history: Sequence[int], position: int) -> mx.array:
         draft_tokens = block.tokens[0]
-        chosen = choose(processed(processors, history, draft_tokens, logits), position)
-        return _verdict(chosen[:-1] == draft_tokens, block.healthy, chosen)
+        scores = log_probs(processed(processors, history, draft_tokens, logits))
+        chosen = choose(scores, position)
+        return _verdict(chosen[:-1] == draft_tokens, block.healthy, chosen, scores)
 
     return rule
 
@@ -49,8 +51,8 @@ def rejection_rule(
     def rule(block: Block, logits: mx.array, history: Sequence[int], position: int) -> mx.array:
         assert block.candidates is not None, "the draft proposed without probabilities"
         draft_tokens = block.tokens[0]
-        logits = processed(processors, history, draft_tokens, logits)
-        target_probs = mx.softmax(filtered(logits, sampling), axis=-1)
+        scores = log_probs(processed(processors, history, draft_tokens, logits))
+        target_probs = mx.softmax(filtered(scores, sampling), axis=-1)
         draft_probs = _dense(block.candidates.ids, block.candidates.probs, logits.shape[-1])
         coins = mx.stack(
             [
@@ -66,16 +68,22 @@ def rejection_rule(
         refused = draw(mx.log(residual), seed, position, _RESIDUAL)
         bonus = draw(mx.log(target_probs[-1:]), seed, position + draft_tokens.size, _BONUS)
         tokens = mx.concatenate([mx.where(accept, draft_tokens, refused), bonus])
-        return _verdict(accept, block.healthy, tokens)
+        return _verdict(accept, block.healthy, tokens, scores)
 
     return rule
 
 
-def _verdict(accept: mx.array, healthy: mx.array, tokens: mx.array) -> mx.array:
-    """Pack the longest accepted prefix of `accept` [B - 1] with the tokens [B]."""
+def only_token(verdict: mx.array) -> mx.array:
+    """Return the token [1, 1] of a plain step's verdict, unread."""
+    return verdict[2:3][None]
+
+
+def _verdict(accept: mx.array, healthy: mx.array, tokens: mx.array, scores: mx.array) -> mx.array:
+    """Pack the longest accepted prefix of `accept` [B - 1] with tokens [B] and confidences."""
     n_accepted = mx.cumprod(accept.astype(mx.int32)).sum()
     head = mx.stack([n_accepted.astype(mx.int32), healthy.astype(mx.int32)])
-    return mx.concatenate([head, tokens.astype(mx.int32)])
+    confidence = mx.exp(mx.max(scores, axis=-1)) * 1e6
+    return mx.concatenate([head, tokens.astype(mx.int32), confidence.astype(mx.int32)])
 
 
 def _at(probs: mx.array, tokens: mx.array) -> mx.array:

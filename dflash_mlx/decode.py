@@ -5,26 +5,26 @@ constrained and plain decoding differ by the objects in a `Plan`; there is no se
 Invariant: the target's cache holds every committed token except the anchor.
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import mlx.core as mx
 
-from dflash_mlx.accept import AcceptRule
+from dflash_mlx.accept import AcceptRule, only_token
 from dflash_mlx.cache import PairCache
-from dflash_mlx.models.protocols import Block, Draft, Target
+from dflash_mlx.models.protocols import Block, Draft, Target, no_draft
 from dflash_mlx.policy import BlockPolicy
 from dflash_mlx.readback import launch, read_back, settle
 from dflash_mlx.rounds import Round
+from dflash_mlx.stopwatch import Stopwatch
 
 _PENDING = 64
 """Most rounds whose taps are kept for a draft that is not running; older ones leave a gap."""
 
 
 class Cut(NamedTuple):
-    """Where a run of tokens ends: how many to keep, and whether the answer ends with them."""
+    """Where a run of tokens ends: how many to keep (at least 1), and whether the answer ends."""
 
     n_kept: int
     ended: bool
@@ -80,6 +80,25 @@ class Plan:
     ending: Ending
     limit: int
 
+    def wants_more(self, state: State) -> bool:
+        """Whether another round follows."""
+        return state.n_tokens < self.limit and not state.ended
+
+    def rows(self, cache: PairCache, state: State) -> int:
+        """Return the rows of the next round; a round never commits more than there is room for."""
+        return min(self.policy.rows(cache.length), self.limit - state.n_tokens)
+
+    def steps_on(self, state: State, block: Block) -> bool:
+        """Whether a plain step will follow this one, unless its token ends the answer."""
+        return block.n_rows == 1 and state.n_tokens + 1 < self.limit and self.policy.steady()
+
+
+class Seen(NamedTuple):
+    """What the target makes of a block: logits [B, V] and features [1, B, F]."""
+
+    logits: mx.array
+    features: mx.array
+
 
 def decode(pair: Pair, cache: PairCache, state: State, plan: Plan) -> Iterator[tuple[Round, State]]:
     """Yield every round and the state behind it, until the plan's limit or its ending.
@@ -87,28 +106,42 @@ def decode(pair: Pair, cache: PairCache, state: State, plan: Plan) -> Iterator[t
     Closing the generator between two rounds, or an error inside one, leaves the cache holding
     committed rows only.
     """
+    watch = Stopwatch()
+    block: Block | None = None
+    ahead: Seen | None = None
     try:
-        while state.n_tokens < plan.limit and not state.ended:
-            began = time.perf_counter()
-            n_rows = min(plan.policy.rows(), plan.limit - state.n_tokens)
-            state, block = draft(pair, cache, state, n_rows)
-            draft_s = _wait(block, began) if n_rows > 1 and plan.policy.timed() else None
-            logits, features = verify(pair, cache, state.anchor, block)
-            verdict = plan.rule(block, logits, state.history, cache.length + 1)
-            n_accepted, healthy, tokens = read_back(verdict)
+        while plan.wants_more(state):
+            launched_early = bool(ahead or block)
+            if block is None:
+                state, block = draft(pair, cache, state, 1 if ahead else plan.rows(cache, state))
+            draft_s = _wait(block, watch) if block.n_rows > 1 and plan.policy.timed() else None
+            context = cache.length
+            seen = ahead or verify(pair, cache, mx.array([[state.anchor]]), block)
+            verdict = plan.rule(block, seen.logits, state.history, context + 1)
+            ahead = step_ahead(pair, cache, verdict) if plan.steps_on(state, block) else None
+            n_accepted, healthy, tokens, confidence = read_back(verdict)
             cut = plan.ending(tokens[: n_accepted + 1])
-            cache.commit(cut.n_kept)
-            state = advance(state, tokens[: cut.n_kept], features, cut.ended)
+            if ahead is None:
+                cache.commit(cut.n_kept)
+            state = advance(state, tokens[: cut.n_kept], seen.features, cut.ended)
             done = Round(
                 tokens=tuple(tokens[: cut.n_kept]),
-                drafted=n_rows - 1,
+                drafted=block.n_rows - 1,
                 accepted=min(n_accepted, cut.n_kept),
                 healthy=healthy,
-                seconds=time.perf_counter() - began,
+                seconds=watch.lap(),
                 draft_s=draft_s,
+                context=context,
+                confidence=tuple(confidence[: cut.n_kept]),
+                launched_early=launched_early,
+                away_s=watch.away_s,
             )
             plan.policy.observe(done)
-            yield done, state
+            block = None
+            if ahead is None and plan.wants_more(state) and plan.policy.drafts_ahead():
+                state, block = draft(pair, cache, state, plan.rows(cache, state))
+            with watch.paused():
+                yield done, state
     finally:
         cache.rollback()
 
@@ -116,7 +149,7 @@ def decode(pair: Pair, cache: PairCache, state: State, plan: Plan) -> Iterator[t
 def draft(pair: Pair, cache: PairCache, state: State, n_rows: int) -> tuple[State, Block]:
     """Propose `n_rows - 1` tokens behind the anchor, the draft's context brought up to date."""
     if n_rows == 1 or pair.draft is None or cache.context is None:
-        return state, Block(mx.zeros((1, 0), mx.int32), mx.array(True))
+        return state, no_draft()
     state = catch_up(pair, cache, state)
     block = pair.draft.propose(state.anchor, n_rows, cache.context)
     launch(block.tokens)
@@ -128,16 +161,28 @@ def catch_up(pair: Pair, cache: PairCache, state: State) -> State:
     if not state.features or pair.draft is None or cache.context is None:
         return state
     features = mx.concatenate(state.features, axis=1)
-    pair.draft.extend(features, cache.length - features.shape[1], cache.context)
+    pair.draft.extend(features, len(state.history) - 1 - features.shape[1], cache.context)
     return replace(state, features=())
 
 
-def verify(pair: Pair, cache: PairCache, anchor: int, block: Block) -> tuple[mx.array, mx.array]:
-    """Run the block through the target; return logits [B, V] and features [1, B, F]."""
-    tokens = mx.concatenate([mx.array([[anchor]]), block.tokens], axis=1)
+def verify(pair: Pair, cache: PairCache, anchor: mx.array, block: Block) -> Seen:
+    """Run `anchor` [1, 1] and the block's draft tokens through the target."""
+    tokens = mx.concatenate([anchor, block.tokens], axis=1)
     cache.append(tokens.shape[1])
     walked = pair.target.walk(tokens, cache.layers, pair.taps)
-    return pair.target.logits(walked.hidden)[0], walked.features
+    return Seen(pair.target.logits(walked.hidden)[0], walked.features)
+
+
+def step_ahead(pair: Pair, cache: PairCache, verdict: mx.array) -> Seen:
+    """Launch the plain step behind a plain step whose token is not read yet.
+
+    The open row is that of the anchor, which is final whatever its token turns out to be, so it
+    is committed now; the new row stays open, and is dropped if the token ended the answer.
+    """
+    cache.commit(1)
+    seen = verify(pair, cache, only_token(verdict), no_draft())
+    launch(seen.logits)
+    return seen
 
 
 def advance(state: State, tokens: Sequence[int], features: mx.array, ended: bool) -> State:
@@ -155,7 +200,7 @@ def advance(state: State, tokens: Sequence[int], features: mx.array, ended: bool
     )
 
 
-def _wait(block: Block, began: float) -> float:
-    """Wait for the draft tokens; return the seconds since `began`."""
+def _wait(block: Block, watch: Stopwatch) -> float:
+    """Wait for the draft tokens; return the seconds of the round so far."""
     settle(block.tokens)
-    return time.perf_counter() - began
+    return watch.running()

@@ -7,6 +7,7 @@ step. It lives as long as one request.
 from collections import deque
 from typing import Protocol
 
+from dflash_mlx.overlap import Overlap
 from dflash_mlx.rounds import Round
 
 _WINDOW = 32
@@ -23,11 +24,17 @@ class BlockPolicy(Protocol):
     def parked(self) -> str | None:
         """Why drafting has stopped, or None while it goes on."""
 
-    def rows(self) -> int:
-        """Return the rows of the next round, at least 1."""
+    def rows(self, context: int) -> int:
+        """Return the rows of the next round, at least 1, behind `context` rows."""
+
+    def steady(self) -> bool:
+        """Whether a plain step now will be followed by another, whatever it shows."""
 
     def timed(self) -> bool:
         """Whether the next round should time its draft apart."""
+
+    def drafts_ahead(self) -> bool:
+        """Whether to launch the next draft before the caller gets this round's tokens."""
 
     def observe(self, done: Round) -> None:
         """Learn from a finished round."""
@@ -41,25 +48,36 @@ class FixedBlock:
     on drafting is saved.
     """
 
-    def __init__(self, n_rows: int) -> None:
+    def __init__(self, n_rows: int, overlap: Overlap | None = None) -> None:
         self.parked: str | None = None
         self._rows = n_rows
+        self._overlap = overlap or Overlap()
         self._recent: deque[int] = deque(maxlen=_WINDOW)
         self._n_rounds = 0
 
-    def rows(self) -> int:
+    def rows(self, context: int) -> int:
         """Return the rows of the next round."""
         return 1 if self.parked else self._rows
+
+    def steady(self) -> bool:
+        """Whether a plain step now will be followed by another."""
+        return self._rows == 1 or self.parked is not None
 
     def timed(self) -> bool:
         """Whether the next round should time its draft apart."""
         return not self.parked and self._n_rounds % _TIMED_EVERY == 0
+
+    def drafts_ahead(self) -> bool:
+        """Whether to launch the next draft before the caller gets this round's tokens."""
+        return self._overlap.on and not self.steady() and not self.timed()
 
     def observe(self, done: Round) -> None:
         """Stop drafting when the draft is broken."""
         self._n_rounds += 1
         if not done.drafted:
             return
+        if done.drafted + 1 == self._rows and done.draft_s is None:
+            self._overlap.observe(done.launched_early, done.seconds + done.away_s)
         self._recent.append(done.accepted)
         if not done.healthy:
             self.parked = "the draft's logits are not finite"

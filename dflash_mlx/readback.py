@@ -1,12 +1,25 @@
 """The one place where the host waits for the device on the decode path."""
 
+from typing import NamedTuple
+
 import mlx.core as mx
 
 
-def read_back(verdict: mx.array) -> tuple[int, bool, list[int]]:
-    """Wait for a verdict [2 + B]; return accepted count, draft health and the B tokens."""
-    n_accepted, healthy, *tokens = verdict.tolist()
-    return n_accepted, bool(healthy), tokens
+class Verdict(NamedTuple):
+    """A verdict as numbers: accepted draft tokens, draft health, B tokens and B confidences."""
+
+    n_accepted: int
+    healthy: bool
+    tokens: list[int]
+    confidence: list[float]
+
+
+def read_back(verdict: mx.array) -> Verdict:
+    """Wait for a verdict [2 + 2B] and return what it says."""
+    n_accepted, healthy, *rest = verdict.tolist()
+    n_rows = len(rest) // 2
+    confidence = [millionths / 1e6 for millionths in rest[n_rows:]]
+    return Verdict(n_accepted, bool(healthy), rest[:n_rows], confidence)
 
 
 def settle(*arrays: mx.array) -> None:

@@ -7,9 +7,15 @@ from dataclasses import dataclass
 class Round:
     """One draft-verify-accept-commit.
 
-    `tokens` were committed. `drafted` draft tokens were proposed (0: a plain step) and
-    `accepted` of them are among `tokens`. `healthy` is False when the draft's logits were not
-    finite. `seconds` is the whole round; `draft_s` the draft's share where it was timed apart.
+    `tokens` were committed, behind `context` rows. `drafted` draft tokens were proposed (0: a
+    plain step) and `accepted` of them are among `tokens`. `healthy` is False when the draft's
+    logits were not finite. `confidence` is the target's probability for its own best token at
+    the row behind each of `tokens`.
+
+    `seconds` is the whole round without the `away_s` that the caller spent before it on the
+    tokens of the last; `draft_s` is the draft's share where it was timed apart. A round was
+    `launched_early` when its draft, or its plain step, was launched before the caller had the
+    tokens of the round before.
     """
 
     tokens: tuple[int, ...]
@@ -18,3 +24,7 @@ class Round:
     healthy: bool
     seconds: float
     draft_s: float | None = None
+    context: int = 0
+    confidence: tuple[float, ...] = ()
+    launched_early: bool = False
+    away_s: float = 0.0

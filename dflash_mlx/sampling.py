@@ -13,7 +13,7 @@ from mlx_lm import sample_utils
 from dflash_mlx.config import SamplingConfig
 
 Chooser = Callable[[mx.array, int], mx.array]
-"""`(logits [R, V], position of row 0) -> tokens [R]`."""
+"""`(log-probabilities [R, V], position of row 0) -> tokens [R]`."""
 
 
 def log_probs(logits: mx.array) -> mx.array:
@@ -21,9 +21,11 @@ def log_probs(logits: mx.array) -> mx.array:
     return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
-def filtered(logits: mx.array, sampling: SamplingConfig) -> mx.array:
-    """Return scores [R, V] whose softmax is the distribution to sample; excluded are -inf."""
-    scores = log_probs(logits)
+def filtered(scores: mx.array, sampling: SamplingConfig) -> mx.array:
+    """Return scores [R, V] whose softmax is the distribution to sample; excluded are -inf.
+
+    `scores` [R, V] are log-probabilities.
+    """
     if sampling.top_p < 1.0:
         scores = sample_utils.apply_top_p(scores, sampling.top_p)
     if sampling.min_p > 0.0:
@@ -48,7 +50,7 @@ def draw(scores: mx.array, seed: int, position: int, stream: int = 0) -> mx.arra
 
 
 def make_chooser(sampling: SamplingConfig, seed: int) -> Chooser:
-    """Return the function that turns the target's logits into its choice."""
+    """Return the function that turns the target's log-probabilities into its choice."""
     if sampling.greedy:
-        return lambda logits, position: mx.argmax(log_probs(logits), axis=-1)
-    return lambda logits, position: draw(filtered(logits, sampling), seed, position)
+        return lambda scores, position: mx.argmax(scores, axis=-1)
+    return lambda scores, position: draw(filtered(scores, sampling), seed, position)

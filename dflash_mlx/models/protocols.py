@@ -80,6 +80,16 @@ class Block:
     healthy: mx.array
     candidates: Candidates | None = None
 
+    @property
+    def n_rows(self) -> int:
+        """Rows of the block, anchor included."""
+        return self.tokens.shape[1] + 1
+
+
+def no_draft() -> Block:
+    """Return the block of a plain step: an anchor and nothing behind it."""
+    return Block(mx.zeros((1, 0), mx.int32), mx.array(True))
+
 
 class Draft(Protocol):
     """A draft bound to its target."""

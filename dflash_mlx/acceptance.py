@@ -1,0 +1,76 @@
+"""How many draft tokens are accepted: estimated per position, older rounds forgotten.
+
+Letters: B rows of a block, so B - 1 draft tokens. The *hazard* of position k is the share of
+rounds in which draft token k was accepted, of those that accepted every one before it and
+drafted it. It is learned from blocks of any width, and gives the tokens of any width.
+"""
+
+from collections.abc import Sequence
+
+_FORGET = 0.97
+"""Weight that a round's evidence keeps with each later round: a memory of about 33 rounds."""
+
+_BORROWED = 2.0
+"""Rounds of evidence that a position's neighbour (or a parent's estimate) counts for."""
+
+
+class Acceptance:
+    """Hazards of up to `n_positions` draft tokens.
+
+    A position without evidence is taken to be like the one before it, the first like `first`; so
+    a width never tried looks as good as the last one tried did, and gets tried. With a `parent`
+    (the same text seen without a distinction made here) positions lean on the parent instead.
+    """
+
+    def __init__(
+        self, n_positions: int, first: float = 0.6, parent: "Acceptance | None" = None
+    ) -> None:
+        self._first = first
+        self._parent = parent
+        self._tries = [0.0] * n_positions
+        self._hits = [0.0] * n_positions
+
+    def observe(self, n_drafted: int, n_accepted: int) -> None:
+        """Learn from a round that drafted and accepted so many tokens."""
+        self.fade(_FORGET)
+        for position in range(min(n_accepted + 1, n_drafted, len(self._tries))):
+            self._tries[position] += 1
+            self._hits[position] += position < n_accepted
+
+    def fade(self, share: float) -> None:
+        """Keep only `share` of the weight of all evidence."""
+        self._tries = [tries * share for tries in self._tries]
+        self._hits = [hits * share for hits in self._hits]
+
+    def age(self, n_rounds: float) -> None:
+        """Let all evidence count for at most `n_rounds` rounds: the text may have changed."""
+        if self._tries and self._tries[0] > n_rounds:
+            self.fade(n_rounds / self._tries[0])
+
+    def hazards(self) -> list[float]:
+        """Return the estimated hazard of every position."""
+        before = self._first
+        leans = self._parent.hazards() if self._parent else None
+        found = []
+        for position, (tries, hits) in enumerate(zip(self._tries, self._hits, strict=True)):
+            lean = leans[position] if leans else before
+            before = (hits + _BORROWED * lean) / (tries + _BORROWED)
+            found.append(before)
+        return found
+
+    def start_from(self, hazards: Sequence[float], n_rounds: float) -> None:
+        """Take hazards learned elsewhere as evidence of `n_rounds` rounds."""
+        alive = n_rounds
+        for position, hazard in enumerate(hazards[: len(self._tries)]):
+            self._tries[position] = alive
+            self._hits[position] = alive * hazard
+            alive *= hazard
+
+
+def expected_tokens(hazards: Sequence[float]) -> list[float]:
+    """Return the tokens a round commits at 1, 2, ... len(hazards) + 1 rows."""
+    tokens, alive = [1.0], 1.0
+    for hazard in hazards:
+        alive *= hazard
+        tokens.append(tokens[-1] + alive)
+    return tokens
