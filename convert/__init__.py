@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dflash_mlx.convert.cards import write_cards
 from dflash_mlx.convert.job import Job, fingerprint, make_job
 from dflash_mlx.convert.options import ConvertConfig
-from dflash_mlx.convert.outcome import Outcome
+from dflash_mlx.convert.outcome import Outcome, planned
 from dflash_mlx.convert.pairing import open_sources
 from dflash_mlx.convert.place import enough_disk, output_folder
 from dflash_mlx.convert.progress import Progress, Watcher, unwatched
@@ -17,7 +17,15 @@ from dflash_mlx.convert.shards import write_weights
 from dflash_mlx.convert.verify import verify
 from dflash_mlx.convert.workfolder import WorkFolder
 
-__all__ = ["ConvertConfig", "Job", "Outcome", "Progress", "convert", "plan_conversion"]
+__all__ = [
+    "ConvertConfig",
+    "Job",
+    "Outcome",
+    "Progress",
+    "convert",
+    "plan_conversion",
+    "planned",
+]
 
 
 def plan_conversion(config: ConvertConfig, watch: Watcher = unwatched) -> list[Job]:

@@ -8,8 +8,11 @@ from typing import Any, Self
 
 from dflash_mlx.convert.cards import unchanged_from
 from dflash_mlx.convert.job import Job
+from dflash_mlx.convert.options import ConvertConfig
+from dflash_mlx.convert.place import output_folder
 from dflash_mlx.convert.sidefiles import REPORT, write_json
 from dflash_mlx.convert.verify import Check
+from dflash_mlx.download import free_bytes
 
 _OF_THIS_RUN = ("seconds", "peak_bytes", "worst")
 
@@ -52,6 +55,21 @@ class Outcome:
             del found["errors"]
             model["check"] = found
         return {"out": str(self.out), "unchanged": self.unchanged, "models": models}
+
+
+def planned(config: ConvertConfig, jobs: Sequence[Job]) -> dict[str, Any]:
+    """Return what a conversion would do as one JSON object; sizes are in bytes.
+
+    `disk_bytes` are needed beside the source, `peak_bytes` of memory without verification.
+    """
+    out = output_folder(config, jobs)
+    return {
+        "out": str(out),
+        "models": [described(job) | {"described": job.source.described()} for job in jobs],
+        "disk_bytes": sum(job.plan.n_bytes for job in jobs),
+        "free_bytes": free_bytes(out),
+        "peak_bytes": max(job.peak_bytes for job in jobs),
+    }
 
 
 def described(job: Job) -> dict[str, Any]:

@@ -6,11 +6,13 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
+
 from dflash_mlx.convert.job import Job
 from dflash_mlx.convert.pack import packed
 from dflash_mlx.convert.plan import Output, Shard
 from dflash_mlx.convert.progress import Progress, Watcher
-from dflash_mlx.convert.tensors import chunks, item_bytes, n_bytes, row_count, row_width
+from dflash_mlx.convert.tensors import Carrier, chunks, item_bytes, n_bytes, row_count, row_width
 from dflash_mlx.convert.workers import run_all
 from dflash_mlx.convert.workfolder import WorkFolder
 
@@ -63,7 +65,7 @@ def write_shard(shard: Shard, folder: Path, advance: Callable[[int], None]) -> s
             output, position, start, stop = piece
             for part, rows in zip(output.parts, packed(output, start, stop), strict=True):
                 row_bytes = part.n_bytes // max(1, row_count(part.shape))
-                _write(descriptor, rows.tobytes(), position + start * row_bytes)
+                _write(descriptor, np.ascontiguousarray(rows), position + start * row_bytes)
                 position += part.n_bytes
             with lock:
                 width = row_width(output.rows.shape) * item_bytes(output.rows.dtype)
@@ -89,8 +91,8 @@ def _pieces(shard: Shard, position: int) -> Iterator[Piece]:
         position += output.n_bytes
 
 
-def _write(descriptor: int, raw: bytes, position: int) -> None:
-    view = memoryview(raw)
+def _write(descriptor: int, raw: bytes | Carrier, position: int) -> None:
+    view = memoryview(raw).cast("B")
     while view:
         written = os.pwrite(descriptor, view, position)
         view = view[written:]

@@ -116,9 +116,12 @@ def is_finite(values: Carrier, dtype: str) -> bool:
     """Whether no element is NaN or infinite; integers always are finite."""
     if dtype not in _EXPONENTS or not values.size:
         return True
-    mask = _EXPONENTS[dtype]
-    bits = values.view(np.uint16 if item_bytes(dtype) == 2 else np.uint32)
-    return not bool(((bits & mask) == mask).any())
+    # as whole numbers, the special values are the largest of either sign; no copy is needed
+    special = _EXPONENTS[dtype]
+    signed, unsigned = (np.int16, np.uint16) if item_bytes(dtype) == 2 else (np.int32, np.uint32)
+    sign = 1 << (8 * item_bytes(dtype) - 1)
+    positive, negative = int(values.view(signed).max()), int(values.view(unsigned).max())
+    return positive < special and negative < sign + special
 
 
 def read_all(rows: Rows) -> mx.array:

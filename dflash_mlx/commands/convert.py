@@ -1,0 +1,132 @@
+"""`dflash-mlx convert`: flags to a `ConvertConfig`, progress to stderr, the outcome as a table."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from dflash_mlx.convert import ConvertConfig, Job
+
+_Out = Annotated[Path | None, typer.Option("--out", "-o", help="Output folder.")]
+_Draft = Annotated[str | None, typer.Option(help="Also convert this draft, into one pair folder.")]
+_Revision = Annotated[str | None, typer.Option(help="Commit or branch of SOURCE on the hub.")]
+_DraftRevision = Annotated[str | None, typer.Option(help="The same for --draft.")]
+_Bits = Annotated[int | None, typer.Option(help="2, 3, 4, 5, 6 or 8.  [default: 4]")]
+_Group = Annotated[int | None, typer.Option(help="32, 64 or 128.  [default: 64]")]
+_Mode = Annotated[
+    str | None, typer.Option(help="affine, mxfp4, mxfp8 or nvfp4.  [default: affine]")
+]
+_Dtype = Annotated[
+    str | None, typer.Option(help="bfloat16, float16 or float32.  [default: the source's]")
+]
+_Recipe = Annotated[
+    str | None,
+    typer.Option(
+        help="uniform, head8, draft, auto:AVERAGE, or a TOML file.  [default: uniform, for a "
+        "draft without --bits: draft]"
+    ),
+]
+_Dequantize = Annotated[
+    bool,
+    typer.Option(help="Undo the source's quantization; unquantized without --bits or --recipe."),
+]
+_KeepUndivided = Annotated[
+    bool, typer.Option(help="Leave weights unquantized that groups do not divide.")
+]
+_DryRun = Annotated[bool, typer.Option(help="Say what would be done; write nothing.")]
+_Verify = Annotated[bool, typer.Option(help="Compare the result with the source.")]
+_Force = Annotated[bool, typer.Option(help="Replace a model that is in the output folder.")]
+_Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+_Upload = Annotated[str | None, typer.Option(help="Then upload to this hub repository; asks.")]
+
+
+def convert(
+    source: Annotated[str, typer.Argument(help="A hub id, a folder, or a .gguf file.")],
+    out: _Out = None,
+    draft: _Draft = None,
+    revision: _Revision = None,
+    draft_revision: _DraftRevision = None,
+    bits: _Bits = None,
+    group_size: _Group = None,
+    mode: _Mode = None,
+    dtype: _Dtype = None,
+    recipe: _Recipe = None,
+    dequantize: _Dequantize = False,
+    keep_undivided: _KeepUndivided = False,
+    dry_run: _DryRun = False,
+    verify: _Verify = True,
+    force: _Force = False,
+    as_json: _Json = False,
+    upload: _Upload = None,
+) -> None:
+    """Convert a target or a draft into a quantized MLX folder, in bounded memory, checked."""
+    from dflash_mlx.convert import ConvertConfig
+
+    config = ConvertConfig(
+        source=source,
+        out=out,
+        draft=draft,
+        revision=revision,
+        draft_revision=draft_revision,
+        bits=bits,
+        group_size=group_size,
+        mode=mode,
+        dtype=dtype,
+        recipe=recipe,
+        dequantize=dequantize,
+        keep_undivided=keep_undivided,
+        verify=verify,
+        force=force,
+    )
+    if dry_run:
+        _plan(config, as_json)
+    else:
+        _run(config, as_json, upload)
+
+
+def _plan(config: "ConvertConfig", as_json: bool) -> None:
+    from dflash_mlx.commands.conversion_view import Bar, show_plan
+    from dflash_mlx.convert import plan_conversion, planned
+
+    with Bar() as bar:
+        table = planned(config, plan_conversion(config, bar.watch))
+    if as_json:
+        typer.echo(json.dumps(table))
+    else:
+        show_plan(table)
+
+
+def _run(config: "ConvertConfig", as_json: bool, upload: str | None) -> None:
+    from dflash_mlx.commands.conversion_view import Bar, show_outcome, show_plan
+    from dflash_mlx.convert import convert, plan_conversion, planned
+    from dflash_mlx.converted import remember
+    from dflash_mlx.pins import default_folder
+
+    with Bar() as bar:
+        jobs: list[Job] = plan_conversion(config, bar.watch)
+    show_plan(planned(config, jobs))
+    try:
+        with Bar() as bar:
+            outcome = convert(config, bar.watch, jobs)
+    except KeyboardInterrupt:
+        typer.echo("Stopped. The same command goes on where it stopped.", err=True)
+        raise typer.Exit(130) from None
+    remember(outcome.out, default_folder())
+    table: dict[str, Any] = outcome.table()
+    if upload:
+        table["uploaded"] = _upload(outcome.out, upload)
+    if as_json:
+        typer.echo(json.dumps(table))
+    else:
+        show_outcome(table)
+
+
+def _upload(folder: Path, repository: str) -> str | None:
+    from dflash_mlx.convert.upload import upload_folder
+
+    def ask(question: str) -> bool:
+        return typer.confirm(question, default=False, err=True)
+
+    return upload_folder(folder, repository, ask)
