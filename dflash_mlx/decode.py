@@ -161,7 +161,10 @@ def catch_up(pair: Pair, cache: PairCache, state: State) -> State:
     if not state.features or pair.draft is None or cache.context is None:
         return state
     features = mx.concatenate(state.features, axis=1)
-    pair.draft.extend(features, len(state.history) - 1 - features.shape[1], cache.context)
+    start = len(state.history) - 1 - features.shape[1]
+    known = max(0, cache.context.length - start)  # a round that failed may have brought them
+    if known < features.shape[1]:
+        pair.draft.extend(features[:, known:], start + known, cache.context)
     return replace(state, features=())
 
 
