@@ -1,9 +1,102 @@
-"""placeholder"""
+"""What quantizing a draft costs: acceptance and tokens per round before and after, on its pair."""
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-Acceptance = Any
+import mlx.core as mx
+
+from dflash_mlx.accept import match_rule
+from dflash_mlx.compute import Compute, compute_here, settle_weights
+from dflash_mlx.config import SamplingConfig
+from dflash_mlx.convert.draft_layout import draft_module
+from dflash_mlx.convert.job import Job
+from dflash_mlx.convert.progress import Progress, Watcher
+from dflash_mlx.convert.sample_text import PROMPTS
+from dflash_mlx.convert.tensors import Rows, read_all
+from dflash_mlx.decode import Cut, Pair, Plan, decode
+from dflash_mlx.loading import LoadedTarget, load_draft, load_target
+from dflash_mlx.models.draft import BoundDraft
+from dflash_mlx.models.families import is_supported
+from dflash_mlx.policy import FixedBlock
+from dflash_mlx.prefill import prefill
+from dflash_mlx.sampling import make_chooser
+from dflash_mlx.weights import fill
+
+_N_TOKENS = 64
+_PREFILL_ROWS = 2048
 
 
-def compare_drafts(*a):
-    return None, "not yet"
+@dataclass(frozen=True)
+class Acceptance:
+    """Greedy decoding of the bundled prompts with the source's draft and with the result.
+
+    acceptance = accepted / drafted tokens; tokens_per_round = committed tokens / rounds.
+    """
+
+    acceptance_before: float
+    acceptance_after: float
+    tokens_per_round_before: float
+    tokens_per_round_after: float
+    n_tokens: int
+
+
+def compare_drafts(
+    job: Job, jobs: Sequence[Job], folder: Path, watch: Watcher
+) -> tuple[Acceptance | None, str | None]:
+    """Return the acceptance of a finished draft with the target beside it, or why it was not
+    measured. Both models are in memory for it, as when they are used.
+    """
+    targets = [other for other in jobs if other.draft is None]
+    if not targets:
+        return None, "its target is not here; convert the pair, target first, with --draft"
+    if not is_supported(dict(targets[0].config)):
+        return None, f"the runtime does not walk {targets[0].config.get('model_type')!r}"
+    compute = compute_here()
+    target = load_target(folder / targets[0].folder, compute)
+    before = _measure(target, _from_rows(job, target, compute), "before", watch)
+    mx.clear_cache()
+    draft = load_draft(folder / job.folder, target.target, compute)
+    after = _measure(target, draft, "after", watch)
+    return Acceptance(before[0], after[0], before[1], after[1], len(PROMPTS) * _N_TOKENS), None
+
+
+def _from_rows(job: Job, target: LoadedTarget, compute: Compute) -> BoundDraft:
+    """Return the draft as its source has it, whatever layout its files have."""
+    assert job.draft is not None
+    values: Mapping[str, Rows] = job.values
+    model = draft_module(job.draft, values)
+    fill(model, {name: read_all(rows) for name, rows in values.items()}, job.source.name)
+    settle_weights(model, compute)
+    return BoundDraft(model, target.target)
+
+
+def _measure(
+    target: LoadedTarget, draft: BoundDraft, when: str, watch: Watcher
+) -> tuple[float, float]:
+    """Return acceptance and tokens per round over the bundled prompts."""
+    accepted = drafted = committed = rounds = 0
+    for number, prompt in enumerate(PROMPTS, 1):
+        pair = Pair(target.target, draft)
+        cache = pair.make_cache()
+        state = prefill(pair, cache, _ids(target, prompt), _PREFILL_ROWS, lambda done, total: True)
+        assert state is not None
+        plan = Plan(
+            FixedBlock(draft.block_size),
+            match_rule(make_chooser(SamplingConfig(), 0)),
+            lambda tokens: Cut(len(tokens), False),
+            _N_TOKENS,
+        )
+        for done, _ in decode(pair, cache, state, plan):
+            accepted, drafted = accepted + done.accepted, drafted + done.drafted
+            committed, rounds = committed + len(done.tokens), rounds + 1
+        watch(Progress("check", number, len(PROMPTS), f"decoding {when}"))
+    return accepted / max(1, drafted), committed / max(1, rounds)
+
+
+def _ids(target: LoadedTarget, prompt: str) -> list[int]:
+    tokenizer = target.tokenizer
+    if not tokenizer.has_template:
+        return tokenizer.encode(prompt)
+    thinking = False if tokenizer.has_thinking else None
+    return tokenizer.render([{"role": "user", "content": prompt}], thinking)

@@ -52,7 +52,7 @@ class DecoderTarget:
     def walk(self, tokens: mx.array, caches: Sequence[LayerCache], taps: Sequence[int]) -> Walked:
         """Run `tokens` [1, n] through all layers, appending their rows to `caches`."""
         hidden = self.embed(tokens)
-        masks = self._masks(hidden, caches)
+        masks = self.masks(hidden, caches)
         outputs: dict[int, mx.array] = {}
         for index, layer in enumerate(self._body.layers):
             hidden = layer(hidden, masks[index], caches[index])
@@ -72,7 +72,7 @@ class DecoderTarget:
         """Return the logits [1, n, V] that the target predicts with."""
         return self.head(hidden)
 
-    def _masks(self, hidden: mx.array, caches: Sequence[LayerCache]) -> list[Mask]:
+    def masks(self, hidden: mx.array, caches: Sequence[LayerCache]) -> list[Mask]:
         """Return one attention mask per layer, as mlx-lm makes it for a growing cache."""
         mask: Mask = "causal" if hidden.shape[1] > 1 else None
         return [mask] * len(caches)

@@ -1,0 +1,88 @@
+"""A target's layers over one text, with one layer's weights in memory at a time.
+
+The layers are mlx-lm's and are called as the runtime's walk calls them. Weights come as rows, so
+a source, its values as they will be after conversion, and a source far larger than memory are
+all the same here. Letters: n tokens, D hidden size, V vocabulary.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from dflash_mlx.convert.target_layout import build_model
+from dflash_mlx.convert.tensors import Rows, read_all, to_mlx
+from dflash_mlx.models.decoder import DecoderTarget
+from dflash_mlx.models.families import family_of
+
+_EMBEDDING = "model.embed_tokens.weight"
+_HEAD = "lm_head.weight"
+
+
+class LayerWalk:
+    """The skeleton of a target: its modules, without weights."""
+
+    def __init__(self, config: Mapping[str, Any], source: str) -> None:
+        family = family_of(str(config.get("model_type")), source)
+        self.model = build_model(config, source)
+        self.target: DecoderTarget = family(self.model)
+        self.n_layers = self.target.shape.n_layers
+        # quick on Metal as stored; MLX's CPU products are quick in float32 only
+        self.dtype = mx.bfloat16 if mx.metal.is_available() else mx.float32
+        self._tied = bool(config.get("tie_word_embeddings"))
+
+    def embed(self, values: Mapping[str, Rows], tokens: list[int]) -> mx.array:
+        """Return the embeddings [1, n, D] of `tokens`, of which only their rows are read."""
+        rows = values[_EMBEDDING]
+        kinds = {token: to_mlx(rows.read(token, token + 1), rows.dtype) for token in set(tokens)}
+        embedded = mx.concatenate([kinds[token] for token in tokens]).astype(self.dtype)
+        mx.eval(embedded)
+        return embedded[None]
+
+    def layer(self, index: int) -> nn.Module:
+        """Return the module of a layer."""
+        layer: nn.Module = self.model.model.layers[index]
+        return layer
+
+    def fill(self, index: int, values: Mapping[str, Rows]) -> nn.Module:
+        """Return a layer's module holding its weights."""
+        layer, prefix = self.layer(index), f"model.layers.{index}."
+        layer.load_weights([(name, self._read(values[prefix + name])) for name in _names(layer)])
+        mx.eval(layer.parameters())
+        return layer
+
+    def empty(self, index: int) -> None:
+        """Let go of a layer's weights."""
+        layer = self.layer(index)
+        shapes = [(name, array.shape) for name, array in tree_flatten(layer.parameters())]
+        layer.load_weights([(name, mx.zeros(shape)) for name, shape in shapes])
+
+    def run(self, index: int, hidden: mx.array) -> mx.array:
+        """Return the output [1, n, D] of a filled layer."""
+        caches = self.target.make_caches()
+        masks = self.target.masks(hidden, caches)
+        output: mx.array = self.layer(index)(hidden, masks[index], caches[index])
+        mx.eval(output)
+        return output
+
+    def norm(self, values: Mapping[str, Rows], hidden: mx.array) -> mx.array:
+        """Return `hidden` after the final norm, in float32, [n, D]."""
+        norm = self.model.model.norm
+        norm.load_weights([("weight", self._read(values["model.norm.weight"]))])
+        normed: mx.array = norm(hidden)[0].astype(mx.float32)
+        mx.eval(normed)
+        return normed
+
+    def head(self, values: Mapping[str, Rows]) -> Rows:
+        """Return the rows of the head [V, D]."""
+        return values[_EMBEDDING if self._tied else _HEAD]
+
+    def _read(self, rows: Rows) -> mx.array:
+        array = read_all(rows)
+        return array.astype(self.dtype) if mx.issubdtype(array.dtype, mx.floating) else array
+
+
+def _names(layer: nn.Module) -> list[str]:
+    return [name for name, _ in tree_flatten(layer.parameters())]
