@@ -15,7 +15,8 @@ from typing import Any
 
 Values = Mapping[str, Sequence[Any]]
 Case = dict[str, Any]
-Pair = tuple[str, int, str, int]
+Value = tuple[str, int]  # an axis and the index of one of its values
+Missing = dict[Value, set[Value]]  # the values that each value has not met
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,11 @@ class Axes:
 
 def covering_cases(axes: Axes) -> list[Case]:
     """Cases with every pair of values of any two axes."""
-    compiled = {**axes.pipeline, **axes.extra}
-    pipelines = all_pairs(compiled, product(compiled))
+    pipelines = all_pairs({**axes.pipeline, **axes.extra})
     if axes.every:
-        values = {"pipeline": pipelines, **axes.shape}
-        cases = all_pairs(values, [{"pipeline": pipeline} for pipeline in pipelines])
+        cases = all_pairs({"pipeline": pipelines, **axes.shape})
         return [{**case.pop("pipeline"), **case} for case in cases]
-    return all_pairs({**compiled, **axes.shape}, pipelines)
+    return all_pairs({**axes.pipeline, **axes.extra, **axes.shape}, pipelines)
 
 
 def all_cases(axes: Axes) -> list[Case]:
@@ -60,64 +59,50 @@ def product(values: Values) -> list[Case]:
     ]
 
 
-def all_pairs(values: Values, bases: Sequence[Case]) -> list[Case]:
-    """Few cases, each built on one of `bases`, that hold every pair the bases allow.
+def all_pairs(values: Values, bases: Sequence[Case] = ({},)) -> list[Case]:
+    """Few cases, each with the values of one of `bases`, that hold every pair these allow.
 
-    A base fixes some of the axes; the others take any of their values. Greedy, always the
-    same: each case takes the base and then the values that add most missing pairs.
+    The axes that bases fix are the same in all of them. Greedy, always the same: a case takes
+    the base and then, axis by axis, the value with most missing pairs.
     """
-    names = list(values)
-    fixed = [
-        {name: list(values[name]).index(value) for name, value in base.items()} for base in bases
-    ]
-    free = [name for name in names if name not in fixed[0]]
-    missing = {pair for base in fixed for pair in _pairs(names, base)}
-    for a, b in itertools.combinations(names, 2):
-        if a in free or b in free:
-            n_a, n_b = len(values[a]), len(values[b])
-            missing |= {(a, i, b, j) for i in range(n_a) for j in range(n_b)}
+    indices = [{name: list(values[name]).index(base[name]) for name in base} for base in bases]
+    fixed = list(indices[0])
+    missing: Missing = {(name, i): set() for name in values for i in range(len(values[name]))}
+    for a, b in itertools.combinations(missing, 2):
+        if a[0] != b[0] and not (a[0] in fixed and b[0] in fixed):
+            missing[a].add(b)
+            missing[b].add(a)
+    for base in indices:
+        for a, b in itertools.permutations(base.items(), 2):
+            missing[a].add(b)
     cases: list[Case] = []
-    while missing:
-        best = max(
-            (_filled(base, free, values, names, missing, len(cases)) for base in fixed),
-            key=lambda chosen: len(_pairs(names, chosen) & missing),
-        )
-        missing -= _pairs(names, best)
-        cases.append({name: values[name][best[name]] for name in names})
+    while any(missing.values()):
+        filled = (_filled(base, values, missing, len(cases)) for base in indices)
+        best = max(filled, key=lambda case: _gain(case, missing))
+        for a, b in itertools.permutations(best.items(), 2):
+            missing[a].discard(b)
+        cases.append({name: values[name][best[name]] for name in values})
     return cases
 
 
-def _filled(
-    base: dict[str, int],
-    free: Sequence[str],
-    values: Values,
-    names: Sequence[str],
-    missing: set[Pair],
-    turn: int,
-) -> dict[str, int]:
-    """`base` with a value for every free axis, each adding most missing pairs."""
+def _filled(base: dict[str, int], values: Values, missing: Missing, turn: int) -> dict[str, int]:
+    """`base` with a value for every other axis; among equals another one at each turn."""
     chosen = dict(base)
+    free = [name for name in values if name not in base]
+    if not base:
+        # Nothing to add to yet: start with the value that has met fewest.
+        free.sort(key=lambda name: -max(len(missing[name, k]) for k in range(len(values[name]))))
     for name in free:
         count = len(values[name])
-        order = [(turn + k) % count for k in range(count)]
-        gains = {k: len(_pairs_with(names, chosen, name, k) & missing) for k in order}
-        # Pairs with axes still to be chosen, so that no value is left for the end.
-        later = {k: sum((name, k) in ((p[0], p[1]), (p[2], p[3])) for p in missing) for k in order}
-        chosen[name] = max(order, key=lambda k: (gains[k], later[k]))
+        met = set(chosen.items())
+        chosen[name] = max(
+            ((turn + k) % count for k in range(count)),
+            key=lambda k: (len(missing[name, k] & met), len(missing[name, k])),
+        )
     return chosen
 
 
-def _pairs(names: Sequence[str], chosen: Mapping[str, int]) -> set[Pair]:
-    ordered = [(name, chosen[name]) for name in names if name in chosen]
-    return {(a, i, b, j) for (a, i), (b, j) in itertools.combinations(ordered, 2)}
-
-
-def _pairs_with(
-    names: Sequence[str], chosen: Mapping[str, int], name: str, index: int
-) -> set[Pair]:
-    """The pairs that a value of one more axis makes with the chosen ones."""
-    at = names.index(name)
-    return {
-        (other, i, name, index) if names.index(other) < at else (name, index, other, i)
-        for other, i in chosen.items()
-    }
+def _gain(case: dict[str, int], missing: Missing) -> int:
+    """Missing pairs that `case` holds, each counted from both ends."""
+    met = set(case.items())
+    return sum(len(missing[value] & met) for value in met)

@@ -37,6 +37,7 @@ AXES = Axes(
         "groups": (1, 3, 9),
         "order": ORDERS,
     },
+    every=True,
 )
 WATCHED = Axes(
     pipeline={

@@ -1,0 +1,189 @@
+"""block_attention against float64, over types, head sizes, groups, contexts and masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from dflash_mlx.errors import BadRequest
+from dflash_mlx.metal.attention_geometry import AttentionGeometry, attention_geometries
+from dflash_mlx.metal.block_attention import (
+    BlockKeys,
+    BlockMask,
+    block_attention,
+    block_attention_reference,
+    block_attention_refusal,
+)
+from dflash_mlx.metal.build import Device
+from tests.metal.attention_cases import attention, cached, queries
+from tests.metal.covering import Axes, Case
+from tests.metal.device import ExecutorDevice
+from tests.metal.exactness import DTYPES, Exact, check
+from tests.metal.executor.launch import ORDERS
+
+AXES = Axes(
+    pipeline={
+        "dtype": tuple(DTYPES),
+        "size": (128, 64, 80, 96, 192, 256),
+        "window": (None, 40),
+        "causal": (False, True),
+        "split": (True, False),
+    },
+    extra={"simdgroups": (1, 2, 8), "row_tiles": (1, 2)},
+    shape={
+        "rows": range(2, 33),
+        "heads": ((1, 1), (8, 2), (6, 1)),
+        "context": (1, 7, 32, 100, 333),
+        "order": ORDERS,
+    },
+)
+WATCHED = Axes(
+    pipeline={
+        "dtype": ("bfloat16", "float32"),
+        "size": (64, 80),
+        "window": (None, 24),
+        "causal": (False, True),
+        "split": (True, False),
+    },
+    extra={"simdgroups": (1, 8), "row_tiles": (1, 2)},
+    shape={"rows": (2, 5, 16), "heads": ((4, 2), (6, 1)), "context": (1, 32, 100)},
+)
+
+
+def _keys(groups: int, context: int, rows: int, size: int, dtype: mx.Dtype) -> BlockKeys:
+    return BlockKeys(
+        cached(2, groups, context, size, dtype),
+        cached(3, groups, context, size, dtype),
+        queries(4, groups, rows, size, dtype),
+        queries(5, groups, rows, size, dtype),
+    )
+
+
+def _truth(q: mx.array, keys: BlockKeys, scale: float, mask: BlockMask) -> tuple[Exact, Exact]:
+    """The mask written out key by key, as DFlash states it."""
+    context, rows = keys.context_k.shape[2], q.shape[2]
+    seen = np.zeros((rows, context + rows), bool)
+    for row in range(rows):
+        for key in range(context + rows):
+            in_block = key >= context
+            if in_block:
+                seen[row, key] = not mask.causal or key - context <= row
+            else:
+                seen[row, key] = mask.window is None or context + row - key < mask.window
+    k = mx.concatenate([keys.context_k, keys.block_k], axis=2)
+    v = mx.concatenate([keys.context_v, keys.block_v], axis=2)
+    return attention(q, k, v, scale, seen)
+
+
+def _run(case: Case, device: Device) -> None:
+    (heads, groups), size, dtype = case["heads"], case["size"], DTYPES[case["dtype"]]
+    rows = case["rows"]
+    q = queries(1, heads, rows, size, dtype)
+    keys = _keys(groups, case["context"], rows, size, dtype)
+    mask = BlockMask(case["window"], case["causal"])
+    geometry = AttentionGeometry(
+        case["simdgroups"],
+        min(case["row_tiles"], 1 if size > 128 else 2),
+        attention_geometries(size, dtype, 8)[0].key_block,
+        keys_per_split=40 if case["split"] else 100_000,
+    )
+    scale = 1.5 * size**-0.5
+    out = block_attention(q, keys, scale, mask, device=device, geometry=geometry)
+    assert out.dtype == dtype
+    check(out, *_truth(q, keys, scale, mask), slack=4)
+
+
+@pytest.mark.over(AXES)
+def test_equals_float64_attention(case: Case, device_in: Callable[[str], Device]) -> None:
+    """A draft that sees a key too many or too few still drafts, and is accepted less."""
+    _run(case, device_in(case["order"]))
+
+
+@pytest.mark.over(WATCHED)
+def test_does_nothing_that_metal_forbids(case: Case, traced_device: Device) -> None:
+    """The seam between the two sources is where a stray read or a race would hide."""
+    _run(case, traced_device)
+
+
+@pytest.mark.parametrize("context", [3, 1000])
+@pytest.mark.parametrize("mask", [BlockMask(), BlockMask(2048, causal=True)], ids=["full", "slide"])
+def test_a_long_context_is_right_in_the_shipped_geometry(
+    context: int, mask: BlockMask, device: Device
+) -> None:
+    """Splits and their merge only matter where contexts are long; this is what users run."""
+    q, keys = queries(1, 8, 16, 128, mx.bfloat16), _keys(2, context, 16, 128, mx.bfloat16)
+    out = block_attention(q, keys, 0.1, mask, device=device)
+    check(out, *_truth(q, keys, 0.1, mask), slack=4)
+
+
+def test_reads_both_sources_once(traced_device: Device) -> None:
+    """Joining context and block in memory would write and read the whole cache once more."""
+    if not isinstance(traced_device, ExecutorDevice):
+        pytest.skip("counts exist in the executor only")
+    q, keys = queries(1, 8, 16, 128, mx.bfloat16), _keys(2, 100, 16, 128, mx.bfloat16)
+    block_attention(q, keys, 0.1, BlockMask(), device=traced_device)
+    (run,) = traced_device.runs
+    for name, rows in (("context_k", 100), ("context_v", 100), ("block_k", 16), ("block_v", 16)):
+        counts = run.counts.buffers[name]
+        assert counts.read_issued == counts.unique_read == 2 * rows * 128 * 2
+
+
+def test_without_a_device_the_reference_answers() -> None:
+    """A machine without Metal is a normal case, not an error."""
+    q, keys = queries(1, 4, 5, 64, mx.float32), _keys(2, 40, 5, 64, mx.float32)
+    for mask in (BlockMask(), BlockMask(9), BlockMask(9, causal=True), BlockMask(causal=True)):
+        out = block_attention(q, keys, 0.1, mask, device=None)
+        assert mx.array_equal(out, block_attention_reference(q, keys, 0.1, mask))
+        check(out, *_truth(q, keys, 0.1, mask), slack=4)
+
+
+def _half(array: mx.array) -> mx.array:
+    return array.astype(mx.float16)
+
+
+Spoiled = Callable[[mx.array, BlockKeys], tuple[mx.array, BlockKeys, BlockMask]]
+BAD: dict[str, tuple[Spoiled, str]] = {
+    "one row": (
+        lambda q, k: (
+            q[:, :, :1],
+            replace(k, block_k=k.block_k[:, :, :1], block_v=k.block_v[:, :, :1]),
+            BlockMask(),
+        ),
+        "1 rows",
+    ),
+    "block rows": (lambda q, k: (q[:, :, :4], k, BlockMask()), "5 keys in a block of 4"),
+    "types": (lambda q, k: (q, replace(k, context_v=_half(k.context_v)), BlockMask()), "one type"),
+    "no context": (
+        lambda q, k: (
+            q,
+            replace(k, context_k=k.context_k[:, :, :0], context_v=k.context_v[:, :, :0]),
+            BlockMask(),
+        ),
+        "0 elements",
+    ),
+    "head size": (lambda q, k: (q[..., :40], k, BlockMask()), "heads of 40"),
+    "groups": (
+        lambda q, k: (
+            q,
+            replace(k, block_k=k.block_k[:, :1], block_v=k.block_v[:, :1]),
+            BlockMask(),
+        ),
+        "1 in the block",
+    ),
+    "window": (lambda q, k: (q, k, BlockMask(window=4)), "window of 4"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_refuses_what_it_cannot_take(name: str) -> None:
+    """Bad input must raise with its reason, with and without Metal, never answer wrongly."""
+    spoil, reason = BAD[name]
+    q, keys = queries(1, 4, 5, 64, mx.float32), _keys(2, 40, 5, 64, mx.float32)
+    spoiled_q, spoiled_keys, mask = spoil(q, keys)
+    with pytest.raises(BadRequest, match=reason):
+        block_attention(spoiled_q, spoiled_keys, 0.1, mask, device=None)
+    assert block_attention_refusal(q, keys, BlockMask()) is None

@@ -1,0 +1,166 @@
+"""verify_attention against float64, over types, head sizes, groups, contexts and windows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from dflash_mlx.errors import BadRequest
+from dflash_mlx.metal.attention_geometry import AttentionGeometry, attention_geometries
+from dflash_mlx.metal.build import Device
+from dflash_mlx.metal.verify_attention import (
+    verify_attention,
+    verify_attention_reference,
+    verify_attention_refusal,
+)
+from tests.metal.attention_cases import attention, cached, queries
+from tests.metal.covering import Axes, Case
+from tests.metal.device import ExecutorDevice
+from tests.metal.exactness import DTYPES, check
+from tests.metal.executor.launch import ORDERS
+
+AXES = Axes(
+    pipeline={
+        "dtype": tuple(DTYPES),
+        "size": (128, 64, 80, 96, 192, 256),
+        "window": (None, 1, 40),
+        "split": (True, False),
+    },
+    extra={"simdgroups": (1, 2, 8), "row_tiles": (1, 2)},
+    shape={
+        "rows": range(2, 33),
+        "heads": ((1, 1), (8, 2), (6, 1)),
+        "context": (0, 1, 31, 100, 333),
+        "order": ORDERS,
+    },
+)
+WATCHED = Axes(
+    pipeline={
+        "dtype": ("bfloat16", "float32"),
+        "size": (64, 80),
+        "window": (None, 24),
+        "split": (True, False),
+    },
+    extra={"simdgroups": (1, 8), "row_tiles": (1, 2)},
+    shape={"rows": (2, 5, 16), "heads": ((4, 2), (6, 1)), "context": (0, 31, 100)},
+)
+
+
+def _seen(rows: int, keys: int, window: int | None) -> np.ndarray:
+    position, key = np.arange(keys - rows, keys)[:, None], np.arange(keys)[None]
+    return (key <= position) & (key > position - (window or keys))
+
+
+def _run(case: Case, device: Device) -> None:
+    (heads, groups), size, dtype = case["heads"], case["size"], DTYPES[case["dtype"]]
+    rows = case["rows"]
+    keys = rows + case["context"]
+    q = queries(1, heads, rows, size, dtype)
+    k, v = cached(2, groups, keys, size, dtype), cached(3, groups, keys, size, dtype)
+    geometry = AttentionGeometry(
+        case["simdgroups"],
+        min(case["row_tiles"], 1 if size > 128 else 2),
+        attention_geometries(size, dtype, 8)[0].key_block,
+        keys_per_split=40 if case["split"] else 100_000,
+    )
+    scale = 1.5 * size**-0.5
+    out = verify_attention(q, k, v, scale, window=case["window"], device=device, geometry=geometry)
+    assert out.dtype == dtype
+    check(out, *attention(q, k, v, scale, _seen(rows, keys, case["window"])), slack=4)
+
+
+@pytest.mark.over(AXES)
+def test_equals_float64_attention(case: Case, device_in: Callable[[str], Device]) -> None:
+    """A key too many or too few at the tail or at the window's edge breaks exactness."""
+    _run(case, device_in(case["order"]))
+
+
+@pytest.mark.over(WATCHED)
+def test_does_nothing_that_metal_forbids(case: Case, traced_device: Device) -> None:
+    """Rows behind the last key belong to nobody; a race on a staged key is a wrong token."""
+    _run(case, traced_device)
+
+
+@pytest.mark.parametrize("context", [1, 1023, 4984])
+def test_a_long_context_is_right_in_the_shipped_geometry(context: int, device: Device) -> None:
+    """Splits and their merge only matter where contexts are long; this is what users run."""
+    q = queries(1, 8, 16, 128, mx.bfloat16)
+    k, v = (cached(seed, 2, context + 16, 128, mx.bfloat16) for seed in (2, 3))
+    out = verify_attention(q, k, v, 0.1, device=device)
+    seen = _seen(16, context + 16, None)
+    check(out, *attention(q, k, v, 0.1, seen), slack=4)
+
+
+@pytest.mark.parametrize(("heads", "size"), [((8, 2), 128), ((6, 1), 256), ((16, 2), 128)])
+def test_reads_keys_and_values_once(
+    heads: tuple[int, int], size: int, traced_device: Device
+) -> None:
+    """Stock attention reads a key up to sixteen times for sixteen rows of a group of four."""
+    if not isinstance(traced_device, ExecutorDevice):
+        pytest.skip("counts exist in the executor only")
+    q = queries(1, heads[0], 16, size, mx.bfloat16)
+    k, v = (cached(seed, heads[1], 100, size, mx.bfloat16) for seed in (2, 3))
+    verify_attention(q, k, v, 0.1, device=traced_device)
+    (run,) = traced_device.runs
+    for name in "kv":
+        counts = run.counts.buffers[name]
+        assert counts.read_issued == counts.unique_read == heads[1] * 100 * size * 2
+
+
+def test_a_window_leaves_the_rest_of_the_cache_unread(traced_device: Device) -> None:
+    """A sliding layer at 32k context must cost its window, not the context."""
+    if not isinstance(traced_device, ExecutorDevice):
+        pytest.skip("counts exist in the executor only")
+    q = queries(1, 2, 4, 64, mx.bfloat16)
+    k, v = (cached(seed, 1, 500, 64, mx.bfloat16) for seed in (2, 3))
+    verify_attention(q, k, v, 0.1, window=20, device=traced_device)
+    (run,) = traced_device.runs
+    assert run.counts.buffers["k"].unique_read == (20 + 4 - 1) * 64 * 2
+
+
+def test_without_a_device_the_reference_answers() -> None:
+    """A machine without Metal is a normal case, not an error."""
+    q = queries(1, 4, 5, 64, mx.float32)
+    k, v = (cached(seed, 2, 50, 64, mx.float32) for seed in (2, 3))
+    for window in (None, 9):
+        out = verify_attention(q, k, v, 0.1, window=window, device=None)
+        assert mx.array_equal(out, verify_attention_reference(q, k, v, 0.1, window))
+        check(out, *attention(q, k, v, 0.1, _seen(5, 50, window)), slack=4)
+
+
+Inputs = tuple[mx.array, ...]
+BAD: dict[str, tuple[Callable[[mx.array, mx.array, mx.array], Inputs], str]] = {
+    "one row": (lambda q, k, v: (q[:, :, :1], k, v), "1 rows"),
+    "batch": (lambda q, k, v: (mx.concatenate([q, q]), k, v), "2 sequences"),
+    "rank": (lambda q, k, v: (q[0], k, v), r"\[1, H, M, D\]"),
+    "types": (lambda q, k, v: (q, k.astype(mx.float16), v), "one type"),
+    "int32": (lambda q, k, v: tuple(a.astype(mx.int32) for a in (q, k, v)), "int32"),
+    "head size": (lambda q, k, v: tuple(a[..., :40] for a in (q, k, v)), "heads of 40"),
+    "groups": (lambda q, k, v: (q[:, :3], k, v), "3 query heads for 2"),
+    "values": (lambda q, k, v: (q, k, v[:, :, :40]), "v is"),
+    "few keys": (lambda q, k, v: (q, k[:, :, :3], v[:, :, :3]), "3 keys for 5 rows"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_refuses_what_it_cannot_take(name: str) -> None:
+    """Bad input must raise with its reason, with and without Metal, never answer wrongly."""
+    spoil, reason = BAD[name]
+    q, k, v = (queries(seed, heads, 50, 64, mx.float32) for seed, heads in enumerate((4, 2, 2)))
+    q = q[:, :, :5]
+    spoiled_q, spoiled_k, spoiled_v = spoil(q, k, v)
+    with pytest.raises(BadRequest, match=reason):
+        verify_attention(spoiled_q, spoiled_k, spoiled_v, 0.1, device=None)
+    with pytest.raises(BadRequest, match="window of 0"):
+        verify_attention(q, k, v, 0.1, window=0, device=None)
+    assert verify_attention_refusal(q, k, v) is None
+
+
+def test_geometries_hold_all_rows_of_a_group_where_registers_allow() -> None:
+    """Rows in two threadgroups read every key twice."""
+    for size, rows in ((128, 64), (128, 128), (256, 96), (256, 128), (64, 16)):
+        first = attention_geometries(size, mx.bfloat16, rows)[0]
+        assert first.row_blocks(rows) == 1
