@@ -7,7 +7,8 @@ A kernel test module has `AXES`, perhaps `WATCHED` (axes for traced runs), and
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -44,6 +45,12 @@ def cases(module: ModuleType, *, watched: bool = False, most: int = 0) -> list[C
 def run_case(module: ModuleType, case: Case, device: Device) -> None:
     """Run one case; AssertionError when the result is wrong or anything was reported."""
     module._run(case, device)
+
+
+def run_test(test: Callable[..., None], device: Device) -> None:
+    """Call a test function whose fixtures are all devices."""
+    fixtures = dict.fromkeys(inspect.signature(test).parameters, device)
+    test(**fixtures)
 
 
 class SourceRecorder:

@@ -9,10 +9,13 @@ Exit status 1 when less than 95% are caught.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import multiprocessing
+import random
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -23,12 +26,14 @@ from tests.metal.covering import Case
 from tests.metal.device import ExecutorDevice, WrongBehaviour
 from tests.metal.executor import CompileError, Executor, Objects
 from tests.metal.faults import Fault, StaleFault, read_faults
-from tests.metal.kernel_cases import cases, kernel_tests, run_case
+from tests.metal.kernel_cases import cases, kernel_tests, run_case, run_test
+
+Attempt = Callable[[Device], None]
 
 WANTED = 0.95
 TRACED_CASES = 4
 PLAIN_CASES = 6
-LIMIT_S = 60
+LIMIT_S = 15
 
 
 @dataclass(frozen=True)
@@ -75,10 +80,10 @@ def judge(fault: Fault) -> Verdict:
 def _hunt(fault: Fault) -> tuple[str | None, int]:
     """What caught the fault and after how many cases; raises StaleFault when it fits nowhere."""
     tried, planted = 0, False
-    for executor, case in _attempts(fault, Objects()):
+    for executor, attempt in _attempts(fault, Objects()):
         tried += 1
         device = FaultyDevice(ExecutorDevice(executor), fault)
-        caught = _caught(fault, case, device)
+        caught = _caught(attempt, device)
         planted = planted or device.planted
         if caught and device.planted:
             return caught, tried
@@ -113,25 +118,33 @@ def summary(verdicts: Sequence[Verdict]) -> str:
     return f"{n_caught} of {len(verdicts)} planted faults caught: {score(verdicts):.1%}"
 
 
-def _attempts(fault: Fault, objects: Objects) -> Iterable[tuple[Executor, Case]]:
+def _attempts(fault: Fault, objects: Objects) -> Iterator[tuple[Executor, Attempt]]:
+    """Executors and what to run on them, likely catches first."""
     module = kernel_tests()[fault.kernel]
-    for case in _shown(fault, cases(module, watched=True), TRACED_CASES):
-        yield Executor(True, "random", seed=7, limit_s=LIMIT_S, objects=objects), case
-    for case in _shown(fault, cases(module), PLAIN_CASES):
+
+    def executor(traced: bool, order: str) -> Executor:
+        return Executor(traced, order, seed=7, limit_s=LIMIT_S, objects=objects)
+
+    if fault.test:
+        test = getattr(module, fault.test)
+        traced = "traced_device" in inspect.signature(test).parameters
+        yield executor(traced, "random"), lambda device: run_test(test, device)
+    for case in _drawn(fault, cases(module, watched=True), TRACED_CASES):
+        yield executor(True, "random"), functools.partial(run_case, module, case)
+    for case in _drawn(fault, cases(module), PLAIN_CASES):
         order = case.get("order", "descending")
-        yield Executor(False, order, seed=7, limit_s=LIMIT_S, objects=objects), case
+        yield executor(False, order), functools.partial(run_case, module, case)
 
 
-def _shown(fault: Fault, every: Sequence[Case], most: int) -> list[Case]:
-    """Up to `most` cases that can show the fault, spread evenly."""
+def _drawn(fault: Fault, every: Sequence[Case], most: int) -> list[Case]:
+    """Up to `most` cases that can show the fault, always the same draw."""
     able = [case for case in every if fault.shows_in(case)]
-    step = max(1, len(able) // most)
-    return able[::step][:most]
+    return random.Random(7).sample(able, min(most, len(able)))
 
 
-def _caught(fault: Fault, case: Case, device: Device) -> str | None:
+def _caught(attempt: Attempt, device: Device) -> str | None:
     try:
-        run_case(kernel_tests()[fault.kernel], case, device)
+        attempt(device)
     except WrongBehaviour as wrong:
         return wrong.reports[0].kind
     except (AssertionError, IndexError, ValueError):  # a test that falls over has failed too

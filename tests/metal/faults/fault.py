@@ -20,6 +20,7 @@ class Fault:
     """Replaces `old` by `new` in the kernels that the tests of `kernel` launch.
 
     where: only cases with these axis values can show the fault, for example {"window": 24}.
+    test: a test of the module, taking devices only, to try before its cases.
     """
 
     kernel: str
@@ -27,6 +28,7 @@ class Fault:
     old: str
     new: str
     where: Mapping[str, Any] = field(default_factory=dict)
+    test: str = ""
 
     @property
     def id(self) -> str:
