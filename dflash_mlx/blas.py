@@ -5,7 +5,7 @@ for the whole process. That is a host program's decision: importing dflash_mlx n
 """
 
 import ctypes
-import ctypes.util
+import os
 import sys
 
 from dflash_mlx.config import Blas
@@ -56,7 +56,7 @@ def blas_in_use() -> str:
     if sys.platform == "darwin":
         return "accelerate"
     try:
-        ctypes.CDLL(LIBRARY, mode=ctypes.RTLD_NOLOAD)
-    except (OSError, AttributeError):
+        ctypes.CDLL(LIBRARY, mode=os.RTLD_NOLOAD)
+    except OSError:
         return "bundled"
     return "openblas"

@@ -24,10 +24,15 @@ from dflash_mlx.worker import Worker
 
 @dataclass(frozen=True)
 class LoadHooks:
-    """Who is told how loading goes: each step as a line, downloads in bytes done and in all."""
+    """Who is told how loading goes.
+
+    Each step is a line, a download is bytes done and in all, and a notice is a line about
+    something that turned out differently and that the user should know.
+    """
 
     on_step: Callable[[str], None] = lambda text: None
     on_progress: Callable[[int, int], None] = lambda done, total: None
+    on_notice: Callable[[str], None] = lambda text: None
 
 
 class Engine:
@@ -110,7 +115,7 @@ def _bring(choice: Choice, hooks: LoadHooks) -> tuple[Resolved, Resolved | None,
     except UnknownModel as error:
         if choice.fallback is None:
             raise
-        hooks.on_step(f"{error}; taking {choice.fallback} instead, whose weights differ")
+        hooks.on_notice(f"{error}; taking {choice.fallback} instead, whose weights differ")
         choice = replace(choice, target=choice.fallback)
         target = files(choice.target, None)
     draft = files(choice.draft, choice.draft_revision) if choice.draft else None
@@ -125,6 +130,7 @@ def _load(
     hooks: LoadHooks,
 ) -> LoadedPair:
     compute = compute_here()
+    mx.clear_cache()  # what a pair that was closed before has left
     hooks.on_step(f"loading {choice.target}")
     read = load_target(target.path, compute)
     bound = None
