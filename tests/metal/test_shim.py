@@ -327,6 +327,33 @@ def test_orders_are_real(objects: Objects) -> None:
     assert seen["random"] not in (seen["ascending"], seen["descending"])
 
 
+@pytest.mark.parametrize("traced", [False, True])
+def test_portable_fibers_give_the_same_answer(objects: Objects, traced: bool) -> None:
+    """Processors without a switch of their own use ucontext; it must not be dead code."""
+    source = """
+    threadgroup float shared[64];
+    uint i = thread_position_in_threadgroup.x;
+    shared[i] = simd_sum(x[i]);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    y[i] = shared[63 - i] + simd_shuffle_xor(x[i], 1);
+    """
+    x = mx.arange(64).astype(mx.float32)
+    results = [
+        _run(
+            objects,
+            source,
+            {"x": x},
+            {"y": ((64,), mx.float32)},
+            grid=(64, 1, 1),
+            threadgroup=(64, 1, 1),
+            executor=Executor(traced, objects=Objects(objects.folder, portable=portable)),
+        )[0]
+        for portable in (False, True)
+    ]
+    assert mx.array_equal(*results)
+    assert not mx.isnan(results[0]).any().item()
+
+
 def test_chosen_threadgroups_run_alone(objects: Objects) -> None:
     """Counting one threadgroup per class needs the others left out."""
     kernel = mx.fast.metal_kernel(

@@ -62,10 +62,14 @@ def missing() -> str | None:
 
 
 class Objects:
-    """The store of compiled kernels."""
+    """The store of compiled kernels.
 
-    def __init__(self, folder: Path | None = None) -> None:
+    portable: switch fibers with ucontext, as on processors without a switch of their own.
+    """
+
+    def __init__(self, folder: Path | None = None, *, portable: bool = False) -> None:
         self.folder = folder or _default_folder()
+        self.portable = portable
         self.folder.mkdir(parents=True, exist_ok=True)
         self._loaded: dict[Path, ctypes.CDLL] = {}
         _prune(self.folder)
@@ -100,7 +104,7 @@ class Objects:
         """Path of the shared object of the runtime."""
         parts = sorted(RUNTIME.glob("*.cpp"))
         text = "".join(f'#include "{part}"\n' for part in parts)
-        flags = [*_COMMON, *_machine_flags(), "-O3"]
+        flags = [*_COMMON, *_machine_flags(), "-O3", *(["-DRT_PORTABLE"] if self.portable else [])]
         target = self._target("runtime", _sources_hash(), text, *flags)
         if not target.exists():
             self._compile(target, text, flags, [])

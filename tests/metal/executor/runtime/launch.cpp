@@ -1,4 +1,5 @@
 // One launch: map the buffers between guards, run the threadgroups, copy the outputs back.
+#include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <ucontext.h>
@@ -84,9 +85,15 @@ void on_fault(int number, siginfo_t* info, void* context) {
   stop_launch();
 }
 
+pthread_t launching;
+
 // The launch took too long: most likely a loop that never ends.
-void on_alarm(int) {
+void on_alarm(int number) {
   if (!current) return;
+  if (!pthread_equal(pthread_self(), launching)) {  // only that thread may leave the launch
+    pthread_kill(launching, number);
+    return;
+  }
   report(NO_END, "the launch", 0, 0, 0, 0);
   stop_launch();
 }
@@ -97,6 +104,7 @@ struct TimeLimit {
     struct sigaction action{};
     action.sa_handler = on_alarm;
     action.sa_flags = SA_ONSTACK | SA_NODEFER;
+    launching = pthread_self();
     sigaction(SIGALRM, &action, &before);
     alarm(seconds);
   }
