@@ -2,6 +2,7 @@
 # make test   lint, types and all tests, as CI runs them
 # make test-floor   the core tests on the oldest mlx and mlx-lm that pyproject.toml allows
 # make check  lint and types only
+# make kernel-table   count the kernels' work again and rewrite docs/kernels.md
 
 VENV ?= .venv
 PYTHON ?= python3
@@ -17,7 +18,7 @@ MAKE_VENV = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "P
 INSTALL = $(1)/bin/python -m pip install -q --disable-pip-version-check
 endif
 
-.PHONY: chat test test-floor check lint types tests clean
+.PHONY: chat test test-floor check lint types tests kernel-table clean
 
 chat: $(VENV)/.chat
 	@$(BIN)/dflash-mlx chat
@@ -51,6 +52,9 @@ types: $(VENV)/.dev
 
 tests: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2
+
+kernel-table: $(VENV)/.dev
+	$(BIN)/python -m tests.metal.count
 
 FLOOR := $(shell sed -n 's/.*"mlx\[cpu\]>=\([0-9.]*\).*/mlx[cpu]==\1/p; s/.*"mlx-lm>=\([0-9.]*\).*/mlx-lm==\1/p' pyproject.toml)
 

@@ -7,15 +7,21 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from dflash_mlx.metal.build import Launch
-from tests.metal.executor import Executor, Report, Run
+from tests.metal.executor import Executor, Run
 
 
 class WrongBehaviour(AssertionError):
-    """A kernel did something that Metal does not allow; the message lists the reports."""
+    """A kernel did something that Metal does not allow; the message shows where."""
 
-    def __init__(self, kernel: str, reports: Sequence[Report]) -> None:
-        self.reports = tuple(reports)
-        super().__init__("\n".join([f"{kernel}: {len(reports)} reports", *map(str, reports)]))
+    def __init__(self, kernel: str, run: Run) -> None:
+        self.reports = tuple(run.reports)
+        text = run.source.text.splitlines()
+        lines = [f"{kernel}: {len(run.reports)} reports"]
+        for report in run.reports:
+            lines.append(str(report))
+            if report.line:
+                lines.append(f"    {text[report.line - 1].strip()}")
+        super().__init__("\n".join(lines))
 
 
 class ExecutorDevice:
@@ -39,5 +45,5 @@ class ExecutorDevice:
         )
         self.runs.append(run)
         if run.reports:
-            raise WrongBehaviour(launch.kernel.name, run.reports)
+            raise WrongBehaviour(launch.kernel.name, run)
         return run.outputs

@@ -71,6 +71,18 @@ def _attention_header(causal: bool, blocks: int) -> str:
     )
 
 
+@functools.cache
+def _tiled_attention_header(whole_queries: bool, whole_keys: bool) -> str:
+    return flatten(
+        "steel/attn/kernels/steel_attention.h",
+        constants={
+            "align_Q": str(int(whole_queries)),
+            "align_K": str(int(whole_keys)),
+            "do_causal": "1",
+        },
+    )
+
+
 QUANTIZED = ("w", "scales", "biases", "x")
 _SIZES = "int K = x_shape[1], M = x_shape[0], N = w_shape[0];\n"
 _NO_BATCH = "0, nullptr, nullptr, 0, nullptr, nullptr, nullptr, nullptr"
@@ -178,6 +190,50 @@ def sdpa_vector(
         template=(("T", queries.dtype), ("D", dim), ("GQA", heads // kv_heads)),
         grid=(1024 * heads, rows, 1),
         threadgroup=(1024, 1, 1),
+        output_shapes=(queries.shape,),
+        output_dtypes=(queries.dtype,),
+    )
+
+
+_TILED_BODY = """
+const int kv_heads = keys_shape[0], length = keys_shape[1];
+const int heads = queries_shape[0], rows = queries_shape[1];
+mlx::steel::AttnParams p;
+p.B = 1; p.H = heads; p.D = D; p.qL = rows; p.kL = length;
+p.gqa_factor = heads / kv_heads; p.scale = scale;
+p.NQ = (rows + BQ - 1) / BQ; p.NK = (length + BK - 1) / BK;
+p.NQ_aligned = rows / BQ; p.NK_aligned = length / BK;
+p.qL_rem = rows % BQ; p.kL_rem = length % BK; p.qL_off = length - rows;
+for (int i = 0; i < 2; ++i) {
+  p.Q_strides[i] = int64_t(i == 0 ? heads : 1) * rows * D;
+  p.O_strides[i] = p.Q_strides[i];
+  p.K_strides[i] = int64_t(i == 0 ? kv_heads : 1) * length * D;
+  p.V_strides[i] = p.K_strides[i];
+}
+p.Q_strides[2] = p.K_strides[2] = p.V_strides[2] = p.O_strides[2] = D;
+attention<T, BQ, BK, D, D, 4, 1, float, float>(
+    queries, keys, values, out, &p, nullptr, nullptr, nullptr, nullptr,
+    thread_index_in_simdgroup, simdgroup_index_in_threadgroup, threadgroup_position_in_grid,
+    thread_position_in_threadgroup);
+"""
+
+
+def tiled_attention(queries: mx.array, keys: mx.array, values: mx.array) -> Launch:
+    """MLX's matrix attention, causal: tiles of 32 rows, every query head reads its keys anew.
+
+    queries [heads, rows, dim], keys and values [kv_heads, length, dim]; dim up to 128.
+    """
+    heads, rows, dim = queries.shape
+    length = keys.shape[1]
+    block = 16 if dim >= 128 else 32
+    header = _tiled_attention_header(rows % 32 == 0, length % block == 0)
+    names = ("queries", "keys", "values", "scale")
+    return Launch(
+        kernel=Kernel("stock_attention", names, ("out",), header, _TILED_BODY),
+        inputs=(queries, keys, values, mx.array(dim**-0.5)),
+        template=(("T", queries.dtype), ("D", dim), ("BQ", 32), ("BK", block)),
+        grid=(32 * -(-rows // 32), 4 * heads, 1),
+        threadgroup=(32, 4, 1),
         output_shapes=(queries.shape,),
         output_dtypes=(queries.dtype,),
     )

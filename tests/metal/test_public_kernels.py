@@ -154,3 +154,16 @@ def test_stock_attention(traced_device: Device, dim: int, causal: bool) -> None:
         q[None], k[None], v[None], scale=dim**-0.5, mask="causal" if causal else None
     )[0]
     assert mx.allclose(out, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("dim", "rows", "length"), [(64, 16, 96), (128, 9, 75)])
+def test_stock_tiled_attention(traced_device: Device, dim: int, rows: int, length: int) -> None:
+    """MLX's matrix attention with partial tiles of rows and keys, traced."""
+    keys = mx.random.split(mx.random.key(3), 3)
+    q = mx.random.normal((4, rows, dim), key=keys[0])
+    k, v = (mx.random.normal((2, length, dim), key=key) for key in keys[1:])
+    (out,) = traced_device.run(stock.tiled_attention(q, k, v))
+    expected = mx.fast.scaled_dot_product_attention(
+        q[None], k[None], v[None], scale=dim**-0.5, mask="causal"
+    )[0]
+    assert mx.allclose(out, expected, rtol=1e-3, atol=1e-4)
