@@ -31,7 +31,7 @@ class Session:
         self._rows: tuple[int, ...] = ()  # the token of every committed row
         self._loaded = loaded
         self._worker = worker
-        self._cache = worker.run(self._empty_cache)
+        self._cache: PairCache | None = None  # made where the models live, with the first turn
 
     def stream(self, prompt: Prompt, config: GenerationConfig | None = None) -> Stream:
         """Answer `prompt`, chunk by chunk; the turn joins `messages` when it is done.
@@ -56,12 +56,9 @@ class Session:
         """Forget the conversation and free its rows."""
 
         def forget() -> None:
-            self.messages, self._rows, self._cache = [], (), self._empty_cache()
+            self.messages, self._rows, self._cache = [], (), None
 
         self._worker.run(forget)
-
-    def _empty_cache(self) -> PairCache:
-        return self._loaded.pair.make_cache(self._loaded.cache_config.max_bytes)
 
     def _serve(
         self,
@@ -75,12 +72,14 @@ class Session:
             messages = self._conversation(prompt)
             ids = self._ids(prompt, messages, config)
             request = Request(self._loaded, ids, config, feed, cancelled)
-            cached = self._cache.truncate(_common(self._rows, ids[:-1]))
+            cache = self._cache or self._loaded.pair.make_cache(self._loaded.cache_config.max_bytes)
+            self._cache = cache
+            cached = cache.truncate(_common(self._rows, ids[:-1]))
             try:
                 with wired():
-                    result = request.run(self._cache, cached)
+                    result = request.run(cache, cached)
             finally:
-                self._rows = request.history[: self._cache.length]
+                self._rows = request.history[: cache.length]
             if config.chat_template:
                 self.messages = [*messages, {"role": "assistant", "content": result.text}]
             feed.put(Chunk(result=result))

@@ -157,6 +157,7 @@ def test_a_request_can_be_cancelled_from_another_thread_while_it_waits(engine):
     next(iter(running))
     running.cancel()
     assert waiting.result().finish_reason == "cancelled"
+    assert running.result().finish_reason == "cancelled", "making a session waited for its end"
 
 
 def test_many_threads_get_the_answers_they_asked_for(engine):
