@@ -16,11 +16,15 @@ from mlx_lm.utils import dequantize_model
 
 @dataclass(frozen=True)
 class Compute:
-    """`dense` models hold no quantized weight; `dtype` None keeps what is stored."""
+    """`dense` models hold no quantized weight; `dtype` None keeps what is stored.
+
+    `outline` models have all shapes and types and no values: no weight is read.
+    """
 
     device: str
     dense: bool
     dtype: mx.Dtype | None
+    outline: bool = False
 
 
 def compute_here() -> Compute:
@@ -34,14 +38,15 @@ def settle_weights(model: nn.Module, compute: Compute) -> None:
     """Bring a lazily loaded model into memory as `compute` wants it, one tensor at a time.
 
     Each stored tensor is gone when its used form exists, so the peak is the stored and the used
-    weights together, or less.
+    weights together, or less. An outline stays lazy.
     """
     if compute.dense:
         dequantize_model(model)
     for name, array in tree_flatten(model.parameters()):
         floating = mx.issubdtype(array.dtype, mx.floating)
         used = array.astype(compute.dtype) if compute.dtype and floating else array
-        mx.eval(used)
+        if not compute.outline:
+            mx.eval(used)
         model.update(_tree(name, used))
         del array, used
     mx.clear_cache()

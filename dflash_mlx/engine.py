@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from dflash_mlx.answer import Result, Stream
 from dflash_mlx.blas import blas_in_use
-from dflash_mlx.compute import compute_here
+from dflash_mlx.compute import Compute, compute_here
 from dflash_mlx.config import CacheConfig, GenerationConfig
 from dflash_mlx.decode import Pair
 from dflash_mlx.errors import UnknownModel
@@ -86,18 +86,54 @@ def load(
         BadCheckpoint, UnsupportedModel, PairMismatch: the files cannot be run, or not together.
     """
     hooks = hooks or LoadHooks()
-    choice = choose(model, draft)
-    target, draft_files, choice = _bring(choice, hooks)
+    files = _bring(choose(model, draft), hooks)
     worker = Worker(f"dflash-mlx {model}")
     try:
-        loaded = worker.run(lambda: _load(choice, target, draft_files, cache, hooks))
+        loaded = worker.run(lambda: _load(files, cache or CacheConfig(), hooks))
         return Engine(loaded, worker)
     except BaseException:
         worker.close()
         raise
 
 
-def _bring(choice: Choice, hooks: LoadHooks) -> tuple[Resolved, Resolved | None, Choice]:
+@dataclass(frozen=True)
+class Files:
+    """What a choice stands for, found or brought: a target's files, and a draft's if any."""
+
+    choice: Choice
+    target: Resolved
+    draft: Resolved | None
+
+
+def assemble(files: Files, compute: Compute, cache: CacheConfig, hooks: LoadHooks) -> LoadedPair:
+    """Return the pair in these files, loaded as `compute` says, on the calling thread.
+
+    Raises:
+        BadCheckpoint, UnsupportedModel, PairMismatch: they cannot be run, or not together.
+    """
+    choice = files.choice
+    hooks.on_step(f"loading {choice.target}")
+    read = load_target(files.target.path, compute)
+    bound = None
+    if files.draft is not None:
+        hooks.on_step(f"loading draft {choice.draft}")
+        bound = load_draft(files.draft.path, read.target, compute)
+    return LoadedPair(
+        pair=Pair(read.target, bound),
+        tokenizer=read.tokenizer,
+        sampling=read.sampling,
+        compute=compute,
+        cache_config=cache,
+        model_name=choice.target,
+        draft_name=choice.draft,
+        blas=blas_in_use(),
+        quantized="quantization" in read.config,
+        card=choice.card,
+        no_draft=choice.no_draft,
+    )
+
+
+def _bring(choice: Choice, hooks: LoadHooks) -> Files:
     """Return the files of a target and a draft, downloaded if they are not here."""
     pins = Pins(default_folder())
 
@@ -119,35 +155,11 @@ def _bring(choice: Choice, hooks: LoadHooks) -> tuple[Resolved, Resolved | None,
         choice = replace(choice, target=choice.fallback)
         target = files(choice.target, None)
     draft = files(choice.draft, choice.draft_revision) if choice.draft else None
-    return target, draft, choice
+    return Files(choice, target, draft)
 
 
-def _load(
-    choice: Choice,
-    target: Resolved,
-    draft: Resolved | None,
-    cache: CacheConfig | None,
-    hooks: LoadHooks,
-) -> LoadedPair:
-    compute = compute_here()
+def _load(files: Files, cache: CacheConfig, hooks: LoadHooks) -> LoadedPair:
     mx.clear_cache()  # what a pair that was closed before has left
-    hooks.on_step(f"loading {choice.target}")
-    read = load_target(target.path, compute)
-    bound = None
-    if draft is not None:
-        hooks.on_step(f"loading draft {choice.draft}")
-        bound = load_draft(draft.path, read.target, compute)
+    loaded = assemble(files, compute_here(), cache, hooks)
     mx.reset_peak_memory()
-    return LoadedPair(
-        pair=Pair(read.target, bound),
-        tokenizer=read.tokenizer,
-        sampling=read.sampling,
-        compute=compute,
-        cache_config=cache or CacheConfig(),
-        model_name=choice.target,
-        draft_name=choice.draft,
-        blas=blas_in_use(),
-        quantized="quantization" in read.config,
-        card=choice.card,
-        no_draft=choice.no_draft,
-    )
+    return loaded

@@ -48,8 +48,8 @@ class Place:
     permuted_heads: int | None = None
 
 
-def read_gguf(path: Path) -> GGUFModel:
-    """Return the model in the GGUF file at `path`.
+def read_gguf(path: Path, outline: bool = False) -> GGUFModel:
+    """Return the model in the GGUF file at `path`; an outline has arrays without their values.
 
     The file is checked against its own header before a weight is read: every tensor of the
     family present once, with the shape that the configuration gives it, none left over.
@@ -67,6 +67,8 @@ def read_gguf(path: Path) -> GGUFModel:
         config["bos_token_id"] = tokenizer.bos_id
     if quantization := quantization_of(header.tensors, places):
         config["quantization"] = quantization
+    if outline:
+        return GGUFModel(config, dict(_outlines(header, places)), tokenizer)
     try:
         stored = mx.load(str(path), format="gguf")
     except (RuntimeError, ValueError) as error:
@@ -250,6 +252,20 @@ def quantization_of(
         if width != usual:
             settings[name] = {"group_size": _GROUP_SIZE, "bits": width, "mode": "affine"}
     return settings
+
+
+def _outlines(header: GGUFHeader, places: dict[str, Place]) -> Iterator[tuple[str, mx.array]]:
+    """Yield arrays of the shapes and types that `mx.load` gives, never to be evaluated."""
+    for name, place in places.items():
+        kind = header.tensors[f"{name}.weight"].type
+        if kind not in _BITS:
+            dtype = mx.float16 if kind == "F16" else mx.float32
+            yield f"{place.name}.weight", mx.zeros(place.shape, dtype)
+            continue
+        *rows, width = place.shape
+        yield f"{place.name}.weight", mx.zeros((*rows, width * _BITS[kind] // 32), mx.uint32)
+        for part in ("scales", "biases"):
+            yield f"{place.name}.{part}", mx.zeros((*rows, width // _GROUP_SIZE), mx.float16)
 
 
 def _renamed(

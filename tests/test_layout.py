@@ -30,6 +30,10 @@ LEVELS = (
         *(
             "manifest",
             "converted",
+            "installer",
+            "inventory",
+            "machine",
+            "checkup",
             "gguf",
             "gguf_header",
             "gguf_rope",
@@ -154,7 +158,7 @@ def test_the_library_never_prints(name):
 def test_nothing_reads_the_environment(name):
     """A switch in the environment is a second configuration that nobody sees."""
     text = MODULES[name].read_text()
-    for convention in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "NO_COLOR"):
+    for convention in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "NO_COLOR", "TERM"):
         text = text.replace(f'os.environ.get("{convention}")', "")  # the system's, not ours
     assert "os.environ" not in text
     assert "getenv" not in text

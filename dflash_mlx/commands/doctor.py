@@ -1,0 +1,94 @@
+"""`dflash-mlx doctor`: is this machine ready, what would be loaded, and does it fit?"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dflash_mlx import __version__
+from dflash_mlx.blas import choose_blas
+from dflash_mlx.commands.options import blas_choice
+from dflash_mlx.config import GenerationConfig
+from dflash_mlx.errors import BadRequest, DFlashError
+from dflash_mlx.pairing import choose
+
+if TYPE_CHECKING:
+    from dflash_mlx.checkup import Finding
+    from dflash_mlx.machine import Machine
+    from dflash_mlx.pairing import Choice
+
+_MARKS = {"ok": "ok", "advice": "--", "must": "!!"}
+
+
+def doctor(
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="The pair to look at, named as for chat.")
+    ] = "smollm2-135m",
+    draft: Annotated[str, typer.Option(help="auto, none, or a name.")] = "auto",
+    context: Annotated[int, typer.Option(help="Tokens of context to make room for.")] = 4096,
+    blas: Annotated[str, typer.Option(help="auto, bundled or openblas (Linux).")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Check machine, installation and one pair. Downloads nothing, reads no weights.
+
+    The exit code is 1 where something must be done first (marked !!).
+    """
+    if context < 1:
+        raise BadRequest(f"--context is {context}; it needs a whole number > 0")
+    choose_blas(blas_choice(blas))
+    from dflash_mlx.checkup import Finding, check_cache, check_device, check_memory, check_packages
+    from dflash_mlx.machine import this_machine
+
+    facts: dict[str, Any] = {}
+    machine = this_machine()
+    findings = [Finding("dflash-mlx", "ok", __version__), *check_packages()]
+    findings += [*check_device(machine), check_memory(machine), check_cache()]
+    findings += _check_pair(choose(model, draft), context, machine, facts)
+    fine = all(finding.level != "must" for finding in findings)
+    if as_json:
+        table = {"ok": fine, "machine": asdict(machine), "pair": facts or None}
+        typer.echo(json.dumps({**table, "findings": [asdict(item) for item in findings]}))
+    else:
+        for finding in findings:
+            typer.echo(f"{_MARKS[finding.level]}  {finding.subject:16} {finding.text}")
+            if finding.remedy:
+                typer.echo(f"{'':20} do: {finding.remedy}")
+    if not fine:
+        raise typer.Exit(1)
+
+
+def _check_pair(
+    choice: "Choice", n_rows: int, machine: "Machine", facts: dict[str, Any]
+) -> Iterator["Finding"]:
+    """Look at a pair's files and, where they are here, at the pair; fill in `facts`."""
+    from dflash_mlx.checkup import Finding, check_files, check_fit, locate
+    from dflash_mlx.engine import Files
+    from dflash_mlx.fit import longest, need, outline
+    from dflash_mlx.pins import Pins, default_folder
+
+    target, draft = locate(choice, Pins(default_folder()))
+    yield from check_files(choice, target, draft)
+    if target is None or (choice.draft and draft is None):
+        return
+    try:
+        loaded = outline(Files(choice, target, draft))
+    except DFlashError as error:
+        yield Finding("pair", "must", " ".join(str(error).split()))
+        return
+    config = GenerationConfig()
+    wanted = need(loaded.pair, n_rows)
+    at_most = longest(loaded.pair, machine.usable_bytes) if machine.usable_bytes else None
+    facts |= {
+        "target": loaded.model_name,
+        "draft": loaded.draft_name,
+        "block": loaded.block(config),
+        "sampling": loaded.sampling.described(),
+        "thinking": loaded.thinking(config),
+        "max_context": loaded.pair.target.shape.max_rows,
+        "context_that_fits": at_most,
+        "need": {**asdict(wanted), "peak_bytes": wanted.peak_bytes},
+    }
+    yield Finding("settings", "ok", f"block {facts['block']}, {facts['sampling']}")
+    yield check_fit(wanted, machine, at_most)

@@ -1,0 +1,51 @@
+"""From options to a loaded pair: progress while it loads, then one line on what was loaded."""
+
+from typing import TYPE_CHECKING
+
+from dflash_mlx.blas import PACKAGE
+from dflash_mlx.commands.interrupt import leave, on_interrupt
+from dflash_mlx.commands.options import RequestOptions
+from dflash_mlx.commands.progress import Loading
+from dflash_mlx.commands.terminal import Terminal
+
+if TYPE_CHECKING:
+    from dflash_mlx import Engine, GenerationConfig
+
+
+def open_pair(model: str, draft: str, terminal: Terminal) -> "Engine":
+    """Load a pair. Ctrl-C meanwhile ends the process at once."""
+    with Loading(terminal) as loading:
+
+        def stop() -> None:
+            loading.stop()
+            leave(terminal)
+
+        with on_interrupt(stop):
+            # inside: importing MLX and its friends takes a second of its own
+            from dflash_mlx import load
+
+            return load(model, draft, hooks=loading.hooks)
+
+
+def describe(engine: "Engine", config: "GenerationConfig", options: RequestOptions) -> list[str]:
+    """Return the settings in force, the first line being what was loaded."""
+    loaded = engine.loaded
+    draft = f" + {_short(loaded.draft_name)}" if loaded.draft_name else ", no draft"
+    sampling = config.sampling or loaded.sampling
+    block = loaded.block(config)
+    facts = [f"block {block}" if block > 1 else "plain decoding", sampling.described()]
+    if (thinking := loaded.thinking(config)) is not None:
+        facts.append(f"thinking {'on' if thinking else 'off'}")
+    if loaded.compute.device == "cpu":
+        facts.append(f"CPU, {loaded.blas} BLAS")
+    lines = [f"{_short(loaded.model_name)}{draft}: {', '.join(facts)}"]
+    if loaded.blas == "bundled" and options.blas == "auto":
+        lines.append(f"OpenBLAS would be several times faster here: apt install {PACKAGE}")
+    if idle := options.idle(sampling):
+        lines.append(f"{', '.join(idle)} changes nothing in greedy decoding; see --temperature")
+    return lines
+
+
+def _short(reference: str) -> str:
+    """Return a reference without the place that it comes from."""
+    return reference.rsplit("/", 1)[-1].removeprefix("package:")
