@@ -24,11 +24,14 @@ def attention(
     q: mx.array, k: mx.array, v: mx.array, scale: float, seen: np.ndarray
 ) -> tuple[Exact, Exact]:
     """Attention [1, H, M, D] in float64, and the weighted sum of |v|; `seen` is [M, L]."""
-    heads, groups = q.shape[1], k.shape[1]
-    keys = np.repeat(exact(k), heads // groups, axis=1)
-    values = np.repeat(exact(v), heads // groups, axis=1)
-    scores = exact(q) @ keys.swapaxes(-1, -2) * scale
-    scores = np.where(seen, scores, -np.inf)
+    _, heads, rows, size = q.shape
+    groups = k.shape[1]
+    # One product per KV head: its query heads' rows stand below each other.
+    grouped = exact(q).reshape(groups, -1, size)
+    scores = grouped @ exact(k)[0].swapaxes(-1, -2) * scale
+    scores = np.where(np.tile(seen, (heads // groups, 1)), scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    return weights @ values, weights @ np.abs(values)
+    values = exact(v)[0]
+    shape = (1, heads, rows, size)
+    return (weights @ values).reshape(shape), (weights @ np.abs(values)).reshape(shape)
