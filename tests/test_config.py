@@ -1,0 +1,80 @@
+"""Options are checked where they are made, and refused with what they were and what they need."""
+
+import pytest
+
+from dflash_mlx.config import CacheConfig, GenerationConfig, SamplingConfig
+from dflash_mlx.errors import BadRequest
+
+
+@pytest.mark.parametrize(
+    ("options", "got"),
+    [
+        ({"temperature": -0.1}, "-0.1"),
+        ({"temperature": float("nan")}, "nan"),
+        ({"temperature": float("inf")}, "inf"),
+        ({"temperature": 1e9}, "1000000000.0"),
+        ({"top_p": 0.0}, "0.0"),
+        ({"top_p": 1.5}, "1.5"),
+        ({"top_k": -1}, "-1"),
+        ({"top_k": 2.5}, "2.5"),
+        ({"min_p": 2}, "2"),
+        ({"repetition_penalty": 0}, "0"),
+        ({"presence_penalty": 1e6}, "1000000.0"),
+        ({"frequency_penalty": "much"}, "much"),
+        ({"penalty_context": 0}, "0"),
+        ({"logit_bias": {-1: 1.0}}, "-1"),
+        ({"logit_bias": {1: float("inf")}}, "inf"),
+        ({"seed": -1}, "-1"),
+        ({"seed": 2**32}, "4294967296"),
+        ({"seed": True}, "True"),
+    ],
+)
+def test_impossible_sampling_is_refused_with_its_value(options, got):
+    """A negative temperature divided by, or a NaN compared with, gives tokens all the same."""
+    name = next(iter(options))
+    with pytest.raises(BadRequest, match=f"{name} is .*{got}.*needs"):
+        SamplingConfig(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_tokens": 0},
+        {"max_tokens": -5},
+        {"max_tokens": 1.5},
+        {"block": 0},
+        {"block": 65},
+        {"stop": "text"},
+        {"stop": ("",)},
+        {"stop": ("a", "b", "c", "d", "e")},
+    ],
+)
+def test_impossible_requests_are_refused(options):
+    """An empty stop string ends every answer at once."""
+    with pytest.raises(BadRequest, match=f"{next(iter(options))} is"):
+        GenerationConfig(**options)
+
+
+@pytest.mark.parametrize("options", [{"max_bytes": 0}, {"prefill_rows": 0}, {"prefill_rows": True}])
+def test_impossible_budgets_are_refused(options):
+    """A chunk of no rows never reads a prompt."""
+    with pytest.raises(BadRequest):
+        CacheConfig(**options)
+
+
+def test_a_config_cannot_be_changed_behind_its_check():
+    """A mapping handed in and changed later was never checked."""
+    bias = {1: 2.0}
+    sampling = SamplingConfig(logit_bias=bias)
+    bias[-5] = 1.0
+    assert dict(sampling.logit_bias) == {1: 2.0}
+    with pytest.raises(TypeError):
+        sampling.logit_bias[3] = 1.0
+
+
+def test_what_differs_from_greedy_is_described():
+    """A user has to see which settings an answer was made with."""
+    assert SamplingConfig().described() == "greedy"
+    asked = SamplingConfig(temperature=0.7, top_p=0.9, repetition_penalty=1.1)
+    assert asked.described() == "temperature 0.7, top-p 0.9, repetition-penalty 1.1"
+    assert SamplingConfig(top_p=0.5, presence_penalty=1).described() == "greedy, presence-penalty 1"
