@@ -5,6 +5,7 @@ rounds in which draft token k was accepted, of those that accepted every one bef
 drafted it. It is learned from blocks of any width, and gives the tokens of any width.
 """
 
+import math
 from collections.abc import Sequence
 
 _FORGET = 0.97
@@ -47,15 +48,17 @@ class Acceptance:
         if self._tries and self._tries[0] > n_rounds:
             self.fade(n_rounds / self._tries[0])
 
-    def hazards(self) -> list[float]:
-        """Return the estimated hazard of every position."""
+    def hazards(self, optimism: float = 0.0) -> list[float]:
+        """Return the estimated hazard of every position, `optimism` standard errors up."""
         before = self._first
         leans = self._parent.hazards() if self._parent else None
         found = []
         for position, (tries, hits) in enumerate(zip(self._tries, self._hits, strict=True)):
             lean = leans[position] if leans else before
-            before = (hits + _BORROWED * lean) / (tries + _BORROWED)
-            found.append(before)
+            weight = tries + _BORROWED
+            before = (hits + _BORROWED * lean) / weight
+            error = math.sqrt(before * (1 - before) / weight)
+            found.append(min(before + optimism * error, 1.0))
         return found
 
     def start_from(self, hazards: Sequence[float], n_rounds: float) -> None:

@@ -10,11 +10,32 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_STEADY_GAIN = 0.1
-"""Weight of a new round once a width has been seen often: a memory of about ten rounds."""
+import numpy as np
+from numpy.typing import NDArray
 
-_CLIP = 0.4
-"""Most that one round may move a log-cost: a page fault is no new cost."""
+Floats = NDArray[np.float64]
+
+_NOISE = 0.01
+"""Variance of the log of one measured time around its cost."""
+
+_CLIP = 0.25
+"""Most that one round may tell of a log-cost: a page fault is no new cost."""
+
+_MACHINE, _PLAIN, _DRAFT, _WIDTH = 0.01, 0.0025, 0.03, 0.01
+"""Variances of what a curve may have wrong: in everything alike, in plain steps, in all drafting,
+and in one width more than in the next."""
+
+_MACHINE_WALK, _WIDTH_WALK = 1e-3, 2e-5
+"""Variances that each round adds: machines change their state, widths keep their cost."""
+
+_REACH = 3.0
+"""Widths this far apart have little in common."""
+
+_GRAIN = 64
+"""Rows of context within which costs are the same."""
+
+_SHORT, _NEAR = 2048, 2.0
+"""Contexts are alike below so many rows, and while one is not so many times the other."""
 
 
 @dataclass(frozen=True)
@@ -49,37 +70,78 @@ class CostCurve:
 
 
 class LiveCosts:
-    """Costs of rounds as they are now on this machine. Lives as long as the pair."""
+    """Costs of rounds of 1 to `max_rows` rows as they are now. Lives as long as the pair.
 
-    def __init__(self, curve: CostCurve) -> None:
+    Kept as a log-correction to the curve for every width, jointly Gaussian: what one round shows
+    moves all widths as far as they have causes in common. A machine that heats up while it
+    drafts makes plain steps dearer too, and the plain step that proves it wrong moves the
+    drafting widths back. This is a Kalman filter whose state is a random walk.
+    """
+
+    def __init__(self, curve: CostCurve, max_rows: int) -> None:
         self.curve = curve
-        self._shift: dict[int, float] = {}  # by rows: log(seen / curve)
-        self._n_seen: dict[int, int] = {}
+        self.max_rows = max_rows
+        self._shift = np.zeros(max_rows)
+        self._doubt = _first_doubt(max_rows)
+        self._walk = np.full((max_rows, max_rows), _MACHINE_WALK) + np.eye(max_rows) * _WIDTH_WALK
+        self._seen: dict[int, tuple[int, int]] = {}  # rows -> (rounds, context of the last)
+        self._context = 0
+        self._place = -1
+        self._known: Floats = np.ones(max_rows)
+        self._relative: list[float] = []
 
     def seconds(self, n_rows: int, context: int) -> float:
         """Return the expected seconds of a round."""
-        return self.curve.at(n_rows, context) * math.exp(self._shift_of(n_rows))
+        return self.curve.at(n_rows, context) * math.exp(self._shift[n_rows - 1])
+
+    def relative(self, context: int) -> list[float]:
+        """Return what rounds of 1 to `max_rows` rows cost, in plain steps."""
+        if self._place != context // _GRAIN:
+            self._place = context // _GRAIN
+            costs = [self.curve.at(rows, context) for rows in range(1, self.max_rows + 1)]
+            self._known = np.array(costs) / costs[0]
+            self._relative = []
+        if not self._relative:
+            self._relative = (self._known * np.exp(self._shift - self._shift[0])).tolist()
+        return self._relative
 
     def observe(self, n_rows: int, context: int, seconds: float) -> None:
         """Learn from a round that took `seconds`."""
-        seen = math.log(max(seconds, 1e-9) / self.curve.at(n_rows, context))
-        known = self._shift_of(n_rows)
-        n_seen = self._n_seen.get(n_rows, 0)
-        gain = max(1 / (n_seen + 2), _STEADY_GAIN)
-        step = min(max(seen - known, -_CLIP), _CLIP)
-        self._shift[n_rows] = known + gain * step
-        self._n_seen[n_rows] = n_seen + 1
+        if not _alike(context, self._context):
+            self._doubt += _first_doubt(self.max_rows)
+        at = n_rows - 1
+        news = math.log(max(seconds, 1e-9) / self.curve.at(n_rows, context)) - self._shift[at]
+        self._doubt += self._walk
+        gain = self._doubt[at] / (self._doubt[at, at] + _NOISE)
+        self._shift += gain * min(max(news, -_CLIP), _CLIP)
+        self._doubt -= np.outer(gain, self._doubt[at])
+        self._seen[n_rows] = (self.n_seen(n_rows, context) + 1, context)
+        self._context = context
+        self._relative = []
 
-    def n_seen(self, n_rows: int) -> int:
-        """Return how many rounds of `n_rows` rows were observed."""
-        return self._n_seen.get(n_rows, 0)
+    def n_seen(self, n_rows: int, context: int) -> int:
+        """Return how many rounds of `n_rows` rows were seen at about this context."""
+        n_rounds, at = self._seen.get(n_rows, (0, 0))
+        return n_rounds if _alike(at, context) else 0
 
-    def _shift_of(self, n_rows: int) -> float:
-        """Return a width's correction; a drafting width not seen takes its neighbours'."""
-        if n_rows in self._shift or n_rows == 1:
-            return self._shift.get(n_rows, 0.0)
-        seen = sorted(width for width in self._shift if width > 1)
-        return _between(seen, [self._shift[width] for width in seen], n_rows) if seen else 0.0
+    def widest_seen(self, context: int) -> int:
+        """Return the most rows that a round was seen with at about this context, at least 1."""
+        return max((rows for rows in self._seen if self.n_seen(rows, context)), default=1)
+
+
+def _first_doubt(max_rows: int) -> Floats:
+    """Return the covariance [rows, rows] of a curve's errors."""
+    rows = np.arange(1, max_rows + 1)
+    apart = np.abs(rows[:, None] - rows[None, :])
+    drafting = _DRAFT + _WIDTH * np.exp(-apart / _REACH)
+    drafting[0, :] = drafting[:, 0] = 0.0
+    drafting[0, 0] = _PLAIN
+    doubt: Floats = drafting + _MACHINE
+    return doubt
+
+
+def _alike(context: int, other: int) -> bool:
+    return 1 / _NEAR <= (context + _SHORT) / (other + _SHORT) <= _NEAR
 
 
 def _between(xs: Sequence[int], ys: Sequence[float], x: int) -> float:

@@ -8,11 +8,10 @@ from collections import deque
 
 
 class Ledger:
-    """Losses of the last `span` tokens, of which `share` is the most that may be lost."""
+    """Losses over the last `span` tokens."""
 
-    def __init__(self, span: int, share: float) -> None:
+    def __init__(self, span: int) -> None:
         self._span = span
-        self._allowed = span * share
         self._n_tokens = 0
         self._lost = 0.0
         self._lows: deque[tuple[int, float]] = deque([(0, 0.0)])
@@ -33,6 +32,6 @@ class Ledger:
         """Plain steps lost since the least favourable beginning within the span, at least 0."""
         return self._lost - self._lows[0][1]
 
-    def allows(self, risk: float) -> bool:
-        """Whether a round that may lose `risk` plain steps keeps within the allowance."""
-        return self.worst + risk <= self._allowed
+    def allows(self, risk: float, share: float) -> bool:
+        """Whether a round that may lose `risk` plain steps keeps within `share` of the span."""
+        return self.worst + risk <= share * self._span

@@ -1,0 +1,83 @@
+"""When a parked answer tries its draft again.
+
+Probes come at doubling distances while drafting loses, and at once when the text changes: the
+target's own confidence, which costs nothing to look at, moves when code follows prose or an
+answer follows its thoughts.
+"""
+
+import math
+
+_FIRST = 16
+"""Plain tokens before the first probe, and the shortest distance between two."""
+
+_FAST, _SLOW = 1 / 12, 1 / 96
+"""Weights of a new token in the recent and in the settled picture of the text."""
+
+_SETTLED = 48
+"""Plain tokens before the settled picture is one."""
+
+_SURPRISE = 3.0
+"""Standard errors between the two pictures that make a change."""
+
+
+class TextChange:
+    """Notices that the target's confidence has moved to another level and stays there."""
+
+    def __init__(self) -> None:
+        self._n_tokens = 0
+        self._recent = self._settled = 0.0
+        self._spread = 0.04  # variance of a token's confidence
+
+    def observe(self, confidence: float) -> bool:
+        """Take the confidence (0 to 1) of one token; return whether the text has changed."""
+        self._n_tokens += 1
+        slow = max(1 / self._n_tokens, _SLOW)
+        fast = max(1 / self._n_tokens, _FAST)
+        off = confidence - self._settled
+        self._settled += slow * off
+        self._spread += slow * (off * off - self._spread)
+        self._recent += fast * (confidence - self._recent)
+        if self._n_tokens < _SETTLED:
+            return False
+        error = math.sqrt(self._spread * _FAST / 2)
+        if abs(self._recent - self._settled) <= _SURPRISE * max(error, 0.01):
+            return False
+        self._n_tokens = 1
+        self._settled = self._recent
+        return True
+
+
+class Probing:
+    """The distance to the next probe, in plain tokens."""
+
+    def __init__(self) -> None:
+        self._interval = _FIRST
+        self._left = 0
+
+    @property
+    def due(self) -> bool:
+        """Whether the next round may be a probe."""
+        return self._left <= 0
+
+    @property
+    def left(self) -> int:
+        """Plain tokens until the next probe."""
+        return self._left
+
+    def step(self, n_tokens: int) -> None:
+        """Count plain tokens."""
+        self._left -= n_tokens
+
+    def lost(self, longest: int) -> None:
+        """Wait twice as long as before, at most `longest` tokens: drafting has lost."""
+        self._interval = min(self._interval * 2, max(longest, _FIRST))
+        self._left = self._interval
+
+    def won(self) -> None:
+        """Begin with the shortest distance again: drafting has paid."""
+        self._interval = _FIRST // 2
+
+    def hurry(self) -> None:
+        """Probe now: the text has changed."""
+        self._interval = _FIRST
+        self._left = 0

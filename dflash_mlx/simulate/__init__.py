@@ -1,0 +1,1 @@
+"""The width controller driven through recorded costs and invented texts, without a model."""

@@ -1,0 +1,134 @@
+"""A policy, and every fixed width, through one scenario; and how the policy did.
+
+Times are judged without noise; the policy sees them with it, as a real one would.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dflash_mlx.policy import BlockPolicy
+from dflash_mlx.rounds import Round
+from dflash_mlx.simulate.scenario import Scenario
+from dflash_mlx.simulate.trace import Floats, Trace
+
+SPAN = 512
+"""Tokens of the stretches that must not be slower than plain decoding."""
+
+
+class Machine:
+    """The true seconds of a round in a scenario, by rows and place in the text."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        curve = scenario.costs.curve()
+        self._base = [0.0] + [curve.at(rows, 0) for rows in range(1, scenario.max_rows + 1)]
+
+    def seconds(self, n_rows: int, at: int) -> float:
+        """Return the seconds of a round of `n_rows` rows at token `at` of the answer."""
+        scenario = self._scenario
+        seconds = self._base[n_rows] + scenario.costs.context_s(n_rows, scenario.context + at)
+        return seconds * (scenario.throttle if at >= scenario.throttle_at else 1.0)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a policy did. Ratios are speeds: 1 is as fast, more is faster.
+
+    `worst_of_plain` is over any `SPAN` tokens, `of_plain` and `of_best` over the whole text;
+    `best_rows` is the fixed width that hindsight would have taken. `shares` gives the share of
+    tokens that was decoded at each width.
+    """
+
+    name: str
+    worst_of_plain: float
+    of_plain: float
+    of_best: float
+    best_rows: int
+    best_of_plain: float
+    tokens_per_round: float
+    shares: dict[int, float]
+
+
+def simulate(scenario: Scenario, trace: Trace, policy: BlockPolicy) -> Outcome:
+    """Return how `policy` decodes `trace`."""
+    machine = Machine(scenario)
+    plain = np.array([machine.seconds(1, at) for at in range(trace.n_tokens)])
+    ends, seconds, rows = _decode(scenario, trace, machine, policy)
+    fixed = {
+        width: _fixed(trace, machine, width, plain) for width in range(1, scenario.max_rows + 1)
+    }
+    best = min(fixed, key=lambda width: fixed[width])
+    total = float(seconds.sum())
+    tokens = np.diff(np.concatenate([[0], ends]))
+    return Outcome(
+        name=scenario.name,
+        worst_of_plain=_worst(ends, seconds, plain),
+        of_plain=float(plain.sum()) / total,
+        of_best=fixed[best] / total,
+        best_rows=best,
+        best_of_plain=float(plain.sum()) / fixed[best],
+        tokens_per_round=trace.n_tokens / len(ends),
+        shares={
+            int(width): float(tokens[rows == width].sum()) / trace.n_tokens
+            for width in np.unique(rows)
+        },
+    )
+
+
+def _decode(
+    scenario: Scenario, trace: Trace, machine: Machine, policy: BlockPolicy
+) -> tuple[np.ndarray, Floats, np.ndarray]:
+    """Run the policy; return the tokens done, the true seconds and the rows of every round."""
+    rng = np.random.default_rng(scenario.seed + 1)
+    noise = np.exp(rng.normal(0, scenario.jitter, trace.n_tokens))
+    noise[rng.random(trace.n_tokens) < 0.02] *= 3
+    at, ends, seconds, widths = 0, [], [], []
+    right, confidence = trace.right.tolist(), trace.confidence.tolist()
+    while at < trace.n_tokens:
+        rows = min(policy.rows(scenario.context + at), trace.n_tokens - at)
+        accepted = min(right[at], rows - 1)
+        took = machine.seconds(rows, at)
+        end = at + accepted + 1
+        policy.observe(
+            Round(
+                tokens=(0,) * (end - at),
+                drafted=rows - 1,
+                accepted=accepted,
+                healthy=True,
+                seconds=took * float(noise[at]),
+                context=scenario.context + at,
+                confidence=tuple(confidence[at:end]),
+            )
+        )
+        at = end
+        ends.append(end)
+        seconds.append(took)
+        widths.append(rows)
+    return np.array(ends), np.array(seconds), np.array(widths)
+
+
+def _fixed(trace: Trace, machine: Machine, width: int, plain: Floats) -> float:
+    """Return the seconds that a fixed width takes."""
+    if width == 1:
+        return float(plain.sum())
+    at, seconds, n_tokens = 0, 0.0, trace.n_tokens
+    right = trace.right.tolist()
+    while at < n_tokens:
+        rows = min(width, n_tokens - at)
+        seconds += machine.seconds(rows, at)
+        at += min(right[at], rows - 1) + 1
+    return seconds
+
+
+def _worst(ends: np.ndarray, seconds: Floats, plain: Floats) -> float:
+    """Return the slowest stretch of at least `SPAN` tokens, as a share of plain speed."""
+    done = np.concatenate([[0], ends])
+    spent = np.concatenate([[0.0], np.cumsum(seconds)])
+    ideal = np.concatenate([[0.0], np.cumsum(plain)])
+    last = np.searchsorted(done, done + SPAN)
+    first = np.nonzero(last < len(done))[0]
+    if not len(first):
+        return float(ideal[-1] / spent[-1])
+    last = last[first]
+    return float(((ideal[done[last]] - ideal[done[first]]) / (spent[last] - spent[first])).min())
