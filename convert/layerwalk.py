@@ -63,7 +63,8 @@ class LayerWalk:
         """Return the output [1, n, D] of a filled layer."""
         caches = self.target.make_caches()
         masks = self.target.masks(hidden, caches)
-        output: mx.array = self.layer(index)(hidden, masks[index], caches[index])
+        layer = self.layer(index)
+        output = self.target.run_layer(layer, hidden, masks[index], caches[index])
         mx.eval(output)
         return output
 

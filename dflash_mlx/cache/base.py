@@ -5,9 +5,21 @@ are appended but not yet committed are *open*. A layer's forward pass sees commi
 rows alike; nobody but the cache knows the difference.
 """
 
-from typing import Protocol
+from collections.abc import Callable, Hashable
+from typing import NamedTuple, Protocol
 
 import mlx.core as mx
+
+Mask = mx.array | str | None
+"""What attention takes: booleans [n, rows] (true: visible), "causal", or None for all."""
+
+
+class Place(NamedTuple):
+    """A place in the past that a cache can be brought back to."""
+
+    restore: Callable[[], None]
+    arrays: tuple[mx.array, ...] = ()
+    """What is kept for it."""
 
 
 class LayerCache(Protocol):
@@ -18,7 +30,16 @@ class LayerCache(Protocol):
     way, through the methods of their cache class.
     """
 
-    offset: int
+    @property
+    def offset(self) -> int:
+        """Committed and open rows, which is the position of the next row."""
+
+    @property
+    def kind(self) -> Hashable:
+        """Caches of one kind hold the same positions, so one mask serves them all."""
+
+    def mask(self, n_rows: int) -> Mask:
+        """Return the mask for `n_rows` rows that are about to be appended."""
 
     def commit(self, n_rows: int) -> None:
         """Keep the first `n_rows` open rows and drop the others."""
@@ -26,8 +47,14 @@ class LayerCache(Protocol):
     def rollback(self) -> None:
         """Drop all open rows."""
 
-    def truncate(self, length: int) -> int:
-        """Go back to at most `length` committed rows; return how many are left."""
+    def holds(self, length: int) -> bool:
+        """Whether `truncate` can go back to exactly `length` committed rows."""
+
+    def truncate(self, length: int) -> None:
+        """Go back to `length` committed rows, which are held. 0 always are."""
+
+    def remember(self, n_rows: int) -> Place:
+        """Return the place behind the committed rows and the first `n_rows` open ones."""
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -36,3 +63,7 @@ class LayerCache(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes held, spare room included."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes by which one more row makes the cache grow for good."""

@@ -4,7 +4,13 @@ The layout (spare room in steps of 256 rows, a view of the filled part handed ou
 mlx-lm's KVCache, so that attention sees the same strides and rounds the same way.
 """
 
+from collections.abc import Hashable
+from functools import partial
+
 import mlx.core as mx
+from mlx_lm.models.base import create_causal_mask
+
+from dflash_mlx.cache.base import Mask, Place
 
 _STEP = 256
 
@@ -17,6 +23,15 @@ class FullCache:
         self.values: mx.array | None = None
         self.offset = 0
         self._length = 0
+
+    @property
+    def kind(self) -> Hashable:
+        """One kind for every growing cache of a walk."""
+        return type(self)
+
+    def mask(self, n_rows: int) -> Mask:
+        """Return the mask of rows that see everything before them."""
+        return "causal" if n_rows > 1 else None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append open rows [1, H, n, D]; return all keys and values up to the last of them."""
@@ -38,10 +53,18 @@ class FullCache:
         """Drop all open rows."""
         self.offset = self._length
 
-    def truncate(self, length: int) -> int:
-        """Go back to at most `length` committed rows; return how many are left."""
-        self._length = self.offset = min(self._length, length)
-        return self._length
+    def holds(self, length: int) -> bool:
+        """Whether there are so many committed rows; every one is kept."""
+        return length <= self._length
+
+    def truncate(self, length: int) -> None:
+        """Go back to `length` committed rows."""
+        assert self.holds(length), (length, self._length)
+        self._length = self.offset = length
+
+    def remember(self, n_rows: int) -> Place:
+        """Return the place behind the committed rows and the first `n_rows` open ones."""
+        return Place(partial(self.truncate, self._length + n_rows))
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -52,6 +75,22 @@ class FullCache:
     def nbytes(self) -> int:
         """Bytes held, spare room included."""
         return sum(array.nbytes for array in self.arrays)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row's keys and values; 0 while nothing was appended."""
+        return sum(array.nbytes // array.shape[2] for array in self.arrays)
+
+
+class LatentCache(FullCache):
+    """Compressed keys/values and rotated key parts of latent attention, one row a token.
+
+    That attention adds its mask to the scores of the rotated parts, so it needs an array.
+    """
+
+    def mask(self, n_rows: int) -> Mask:
+        """Return the mask of rows that see everything before them, as an array."""
+        return create_causal_mask(n_rows, self.offset) if n_rows > 1 else None
 
 
 def _with_room(buffer: mx.array | None, rows: mx.array, start: int, end: int) -> mx.array:

@@ -9,9 +9,12 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from dflash_mlx.cache.base import LayerCache
+from dflash_mlx.cache.base import LayerCache, Place
 from dflash_mlx.cache.context import ContextCache
 from dflash_mlx.errors import OutOfMemoryBudget
+
+_PLACES = 2
+"""Places kept for `truncate`: this turn's and the last one's, should this one be asked anew."""
 
 
 class PairCache:
@@ -28,6 +31,7 @@ class PairCache:
         self.max_bytes = max_bytes
         self.length = 0
         self._open = 0
+        self._places: list[tuple[int, list[Place]]] = []  # by length, ascending
 
     def append(self, n_rows: int) -> None:
         """Open a round of `n_rows` rows, which the target's layers then write.
@@ -58,25 +62,50 @@ class PairCache:
                 layer.rollback()
             self._open = 0
 
+    def remember(self, n_rows: int) -> None:
+        """Keep what `truncate` needs to come back behind the first `n_rows` open rows."""
+        assert 0 <= n_rows <= self._open, (n_rows, self._open)
+        place = (self.length + n_rows, [layer.remember(n_rows) for layer in self.layers])
+        self._places = [*self._before(place[0] - 1), place][-_PLACES:]
+
     def truncate(self, length: int) -> int:
         """Go back to at most `length` committed rows; return how many are left.
 
-        Layers that cannot go back exactly (a wrapped window, a recurrent state) go back to
-        nothing, and all others with them.
+        Where a layer cannot go back so far exactly (a wrapped window, a recurrent state), all go
+        back to the nearest remembered place before it, or to nothing.
         """
-        left = min([length, self.length, *(layer.truncate(length) for layer in self.layers)])
-        if left < min(length, self.length):
+        left = min(length, self.length)
+        if not all(layer.holds(left) for layer in self.layers):
+            left = self._go_back(self._before(left))
+        else:
             for layer in self.layers:
                 layer.truncate(left)
         self.length = left
+        self._places = self._before(left)
         if self.context is not None:
             self.context.truncate(left)
         return left
+
+    def _go_back(self, places: list[tuple[int, list[Place]]]) -> int:
+        """Bring all layers to the last of `places`, or to nothing; return the rows left."""
+        if not places:
+            for layer in self.layers:
+                layer.truncate(0)
+            return 0
+        left, layers = places[-1]
+        for place in layers:
+            place.restore()
+        return left
+
+    def _before(self, length: int) -> list[tuple[int, list[Place]]]:
+        """Return the remembered places of at most `length` rows."""
+        return [place for place in self._places if place[0] <= length]
 
     @property
     def arrays(self) -> list[mx.array]:
         """The arrays that hold the rows of both models, to be evaluated."""
         arrays = [array for layer in self.layers for array in layer.arrays]
+        arrays += [a for _, layers in self._places for place in layers for a in place.arrays]
         return arrays + (self.context.arrays if self.context is not None else [])
 
     @property

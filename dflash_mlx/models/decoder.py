@@ -1,47 +1,50 @@
-"""The walk over an ordinary decoder: embedding, layers with taps between them, norm, head.
+"""The walk over a decoder: embedding, layers with taps between them, norm, head.
 
 Weights and layer modules are mlx-lm's; nothing in them is replaced or hooked. A family file
 subclasses this and overrides what its architecture does differently.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from dflash_mlx.cache import FullCache, LayerCache
-from dflash_mlx.errors import UnsupportedModel
+from dflash_mlx.cache import FullCache, LayerCache, Mask
 from dflash_mlx.models.protocols import TargetShape, Walked
-
-Mask = mx.array | str | None
 
 
 class DecoderTarget:
     """A target whose layers are called as `layer(hidden, mask, cache)`.
 
-    `model` is an mlx-lm `Model` holding the weights; `model.model` has `embed_tokens`, `layers`
-    and `norm`, and the head is `model.lm_head` or the tied embedding.
+    `model` is an mlx-lm `Model` holding the weights. The text model is that or, in multimodal
+    packagings, its `language_model`; it has `args`, `model` (with `embed_tokens`, `layers` and
+    `norm`) and, unless the embedding is the head, `lm_head`.
     """
 
     model_types: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self._body = model.model
-        self._args = model.args
-        self._refuse_unknown()
-        self.shape = TargetShape(
-            family=self._args.model_type,
+        self._text: Any = getattr(model, "language_model", model)
+        self._body: Any = self._text.model
+        self._args: Any = self._text.args
+
+    @cached_property
+    def shape(self) -> TargetShape:
+        """The facts others depend on; weights are taken to be as they will be used."""
+        return TargetShape(
+            family=self.model.args.model_type,
             hidden_size=self._args.hidden_size,
             n_layers=len(self._body.layers),
             vocab_size=self._args.vocab_size,
-            max_rows=self._args.max_position_embeddings or 2**20,
+            max_rows=self._max_rows(),
             row_bytes=self._row_bytes(),
         )
 
     def make_caches(self) -> list[LayerCache]:
-        """Return an empty cache for every layer."""
+        """Return an empty cache for every layer that keeps rows."""
         return [FullCache() for _ in self._body.layers]
 
     def embed(self, tokens: mx.array) -> mx.array:
@@ -51,20 +54,19 @@ class DecoderTarget:
 
     def walk(self, tokens: mx.array, caches: Sequence[LayerCache], taps: Sequence[int]) -> Walked:
         """Run `tokens` [1, n] through all layers, appending their rows to `caches`."""
-        hidden = self.embed(tokens)
+        hidden = self._enter(tokens)
         masks = self.masks(hidden, caches)
         outputs: dict[int, mx.array] = {}
         for index, layer in enumerate(self._body.layers):
-            hidden = layer(hidden, masks[index], caches[index])
+            hidden = self.run_layer(layer, hidden, masks[index], caches[index])
             if index in taps:
                 outputs[index] = hidden
-        features = [outputs[index] for index in taps] or [mx.zeros((1, hidden.shape[1], 0))]
-        return Walked(self._body.norm(hidden), mx.concatenate(features, axis=-1))
+        return self._walked(hidden, [outputs[index] for index in taps])
 
     def head(self, hidden: mx.array) -> mx.array:
         """Project normed `hidden` [1, n, D] to [1, n, V]."""
-        tied = getattr(self._args, "tie_word_embeddings", False)
-        head = self._body.embed_tokens.as_linear if tied else self.model.lm_head
+        tied = "lm_head" not in self._text
+        head = self._body.embed_tokens.as_linear if tied else self._text.lm_head
         projected: mx.array = head(hidden)
         return projected
 
@@ -73,27 +75,37 @@ class DecoderTarget:
         return self.head(hidden)
 
     def masks(self, hidden: mx.array, caches: Sequence[LayerCache]) -> list[Mask]:
-        """Return one attention mask per layer, as mlx-lm makes it for a growing cache."""
-        mask: Mask = "causal" if hidden.shape[1] > 1 else None
-        return [mask] * len(caches)
+        """Return one mask per cache for rows [1, n, D] to be appended, made once for each kind."""
+        made: dict[Hashable, Mask] = {}
+        for cache in caches:
+            if cache.kind not in made:
+                made[cache.kind] = cache.mask(hidden.shape[1])
+        return [made[cache.kind] for cache in caches]
+
+    def run_layer(self, layer: Any, hidden: mx.array, mask: Mask, cache: Any) -> mx.array:
+        """Return a layer's output [1, n, D], its rows appended to `cache`."""
+        output: mx.array = layer(hidden, mask, cache)
+        return output
+
+    def _enter(self, tokens: mx.array) -> mx.array:
+        """Return what the first layer gets, [1, n, D]."""
+        return self.embed(tokens)
+
+    def _norm(self, hidden: mx.array) -> mx.array:
+        """Return `hidden` [1, n, D] after the final norm."""
+        normed: mx.array = self._body.norm(hidden)
+        return normed
+
+    def _walked(self, hidden: mx.array, tapped: list[mx.array]) -> Walked:
+        features = tapped or [mx.zeros((1, hidden.shape[1], 0))]
+        return Walked(self._norm(hidden), mx.concatenate(features, axis=-1))
+
+    def _max_rows(self) -> int:
+        """Positions the target was trained for, a large number where it does not say."""
+        return getattr(self._args, "max_position_embeddings", None) or 2**20
 
     def _row_bytes(self) -> int:
-        """Bytes that one token adds to the caches: a key and a value per layer and head."""
-        args = self._args
-        head_dim = getattr(args, "head_dim", None) or args.hidden_size // args.num_attention_heads
-        width = 2 * args.num_key_value_heads * head_dim
-        return len(self._body.layers) * width * self._dtype().size
-
-    def _dtype(self) -> mx.Dtype:
-        """The type of activations: that of the first norm's weight."""
-        dtype: mx.Dtype = self._body.norm.weight.dtype
-        return dtype
-
-    def _refuse_unknown(self) -> None:
-        """Raise UnsupportedModel for a variant whose walk is another."""
-        layer_types: Any = getattr(self._args, "layer_types", None) or []
-        if "sliding_attention" in layer_types:
-            raise UnsupportedModel(
-                f"this {self._args.model_type} model has sliding-window layers, which this walk "
-                "does not serve; run it with --draft none in mlx-lm"
-            )
+        """Bytes that one token adds to the caches: what an unevaluated step would append."""
+        caches = self.make_caches()
+        self.walk(mx.zeros((1, 1), mx.int32), caches, ())
+        return sum(cache.row_bytes for cache in caches)

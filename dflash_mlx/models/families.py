@@ -1,18 +1,51 @@
 """Which file walks which family of targets."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from dflash_mlx.errors import UnsupportedModel
 from dflash_mlx.models.decoder import DecoderTarget
+from dflash_mlx.models.deepseek_v3 import DeepseekV3Target
+from dflash_mlx.models.gemma3 import Gemma3Target
+from dflash_mlx.models.gemma4 import Gemma4Target
+from dflash_mlx.models.glm4_moe import Glm4MoeTarget
+from dflash_mlx.models.glm_moe_dsa import GlmMoeDsaTarget
+from dflash_mlx.models.gpt_oss import GptOssTarget
+from dflash_mlx.models.laguna import LagunaTarget
+from dflash_mlx.models.lfm2 import Lfm2Target
 from dflash_mlx.models.llama import LlamaTarget
+from dflash_mlx.models.longcat_flash import LongcatFlashTarget
+from dflash_mlx.models.minimax import MiniMaxTarget
+from dflash_mlx.models.muse_glimmer import MuseGlimmerTarget
+from dflash_mlx.models.qwen2 import Qwen2Target
 from dflash_mlx.models.qwen3 import Qwen3Target
+from dflash_mlx.models.qwen3_5 import Qwen35Target
 from dflash_mlx.models.qwen3_moe import Qwen3MoeTarget
+from dflash_mlx.models.qwen3_next import Qwen3NextTarget
 
-FAMILIES: tuple[type[DecoderTarget], ...] = (LlamaTarget, Qwen3Target, Qwen3MoeTarget)
+FAMILIES: tuple[type[DecoderTarget], ...] = (
+    DeepseekV3Target,
+    Gemma3Target,
+    Gemma4Target,
+    Glm4MoeTarget,
+    GlmMoeDsaTarget,
+    GptOssTarget,
+    LagunaTarget,
+    Lfm2Target,
+    LlamaTarget,
+    LongcatFlashTarget,
+    MiniMaxTarget,
+    MuseGlimmerTarget,
+    Qwen2Target,
+    Qwen3Target,
+    Qwen35Target,
+    Qwen3MoeTarget,
+    Qwen3NextTarget,
+)
 
 
 def family_of(model_type: str, source: str) -> type[DecoderTarget]:
-    """Return the walk for an mlx-lm `model_type`.
+    """Return the walk for a `config.json`'s `model_type`.
 
     Raises:
         UnsupportedModel: no file of ours walks that family.
@@ -26,6 +59,6 @@ def family_of(model_type: str, source: str) -> type[DecoderTarget]:
     )
 
 
-def is_supported(config: dict[str, Any]) -> bool:
+def is_supported(config: Mapping[str, Any]) -> bool:
     """Whether a `config.json` belongs to a family that is walked here."""
     return any(config.get("model_type") in family.model_types for family in FAMILIES)

@@ -1,0 +1,130 @@
+"""The last rows of a layer that sees a window, kept in order of position.
+
+A query at position p sees keys at positions > p - W. Rows stand in a buffer in the order of
+their positions and are only ever appended; when the buffer is full, what no committed or later
+row can see is left behind. So a wrap inside a round, one row after a wrap and a rollback right
+after a wrap are ordinary appends and changes of length. (A ring, as mlx-lm keeps one, hands out
+rows in ring order after a single row and cannot take back rows that overwrote others.)
+"""
+
+from collections.abc import Hashable
+
+import mlx.core as mx
+from mlx_lm.models.base import create_causal_mask
+
+from dflash_mlx.cache.base import Mask, Place
+
+_ROOM = 256
+"""Rows appended between two moves of the window to a fresh buffer, and at least one block."""
+
+
+class WindowCache:
+    """Keys and values [1, H, rows, D] that a row in a window of `window` rows can still see."""
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.offset = 0
+        self._length = 0
+        self._first = 0  # position of the buffer's first row
+        self._keys: mx.array | None = None
+        self._values: mx.array | None = None
+
+    @property
+    def kind(self) -> Hashable:
+        """One kind for all windows of one width."""
+        return type(self), self.window
+
+    def mask(self, n_rows: int) -> Mask:
+        """Return the mask over the rows that `update_and_fetch` will hand out."""
+        if n_rows == 1:
+            return None
+        before = min(self.offset, self.window - 1)
+        if before + n_rows <= self.window:
+            return "causal"
+        return create_causal_mask(n_rows, before, window_size=self.window)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Append open rows [1, H, n, D]; return them behind the W - 1 rows before them."""
+        n_rows = keys.shape[2]
+        if self._keys is None or self._values is None:
+            self._keys, self._values = _room(keys), _room(values)
+        elif self.offset + n_rows - self._first > self._keys.shape[2]:
+            self._move(keys, values)
+        start = self.offset - self._first
+        end = start + n_rows
+        self._keys[..., start:end, :] = keys
+        self._values[..., start:end, :] = values
+        seen = max(0, start - self.window + 1)
+        self.offset += n_rows
+        return self._keys[..., seen:end, :], self._values[..., seen:end, :]
+
+    def commit(self, n_rows: int) -> None:
+        """Keep the first `n_rows` open rows and drop the others."""
+        assert self._length + n_rows <= self.offset, (self._length, n_rows, self.offset)
+        self._length += n_rows
+        self.offset = self._length
+
+    def rollback(self) -> None:
+        """Drop all open rows."""
+        self.offset = self._length
+
+    def holds(self, length: int) -> bool:
+        """Whether every row that the row behind `length` rows sees is still kept."""
+        seen = max(0, length - self.window + 1)
+        return length == 0 or (self._first <= seen and length <= self._length)
+
+    def truncate(self, length: int) -> None:
+        """Go back to `length` committed rows."""
+        assert self.holds(length), (length, self._first, self._length)
+        self._length = self.offset = length
+        if length < self._first:
+            self._first, self._keys, self._values = 0, None, None
+
+    def remember(self, n_rows: int) -> Place:
+        """Return the place behind the committed rows and the first `n_rows` open ones."""
+        length = self._length + n_rows
+        first = max(self._first, length - self.window + 1)
+        if self._keys is None or self._values is None:
+            return Place(lambda: self._replace(0, 0, None, None))
+        rows = slice(first - self._first, length - self._first)
+        # copies: a slice would keep the whole buffer, and buffers are written in place
+        keys = mx.contiguous(self._keys[..., rows, :])
+        values = mx.contiguous(self._values[..., rows, :])
+        return Place(lambda: self._replace(length, first, keys, values), (keys, values))
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """The arrays that hold the rows, to be evaluated."""
+        return [array for array in (self._keys, self._values) if array is not None]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, spare room included."""
+        return sum(array.nbytes for array in self.arrays)
+
+    @property
+    def row_bytes(self) -> int:
+        """A window does not grow."""
+        return 0
+
+    def _move(self, keys: mx.array, values: mx.array) -> None:
+        """Take what committed and open rows can see to a buffer with room for new rows."""
+        assert self._keys is not None and self._values is not None
+        first = max(self._first, self._length - self.window + 1)
+        kept = slice(first - self._first, self.offset - self._first)
+        self._keys = mx.concatenate([self._keys[..., kept, :], _room(keys)], axis=2)
+        self._values = mx.concatenate([self._values[..., kept, :], _room(values)], axis=2)
+        self._first = first
+
+    def _replace(
+        self, length: int, first: int, keys: mx.array | None, values: mx.array | None
+    ) -> None:
+        self._length = self.offset = length
+        # full to the last row, so the next append moves them and never writes into them
+        self._first, self._keys, self._values = first, keys, values
+
+
+def _room(rows: mx.array) -> mx.array:
+    """Return room for `rows` [1, H, n, D] and at least `_ROOM` rows."""
+    _, heads, n_rows, dim = rows.shape
+    return mx.zeros((1, heads, n_rows + _ROOM, dim), rows.dtype)
