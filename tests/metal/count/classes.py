@@ -1,0 +1,26 @@
+"""Threadgroups that do the same work, so that counting one of them counts them all."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection
+
+Triple = tuple[int, int, int]
+FEW = 16
+
+
+def edge_classes(groups: Triple, alike: Collection[int] = ()) -> list[tuple[Triple, int]]:
+    """A position for every class of threadgroups, and how many there are of it.
+
+    groups: threadgroups along x, y and z. alike: axes along which all do the same work. Other
+    axes: each of up to 16 threadgroups is a class, of more the first, the last and the ones
+    between. The tests prove for every kernel counted that this is so.
+    """
+    axes = [[(0, n)] if axis in alike else _axis(n) for axis, n in enumerate(groups)]
+    return [((x, y, z), nx * ny * nz) for (x, nx), (y, ny), (z, nz) in itertools.product(*axes)]
+
+
+def _axis(n: int) -> list[tuple[int, int]]:
+    if n <= FEW:
+        return [(i, 1) for i in range(n)]
+    return [(0, 1), (1, n - 2), (n - 1, 1)]
