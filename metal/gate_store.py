@@ -1,0 +1,97 @@
+"""What the gate found out on this machine, kept in a folder that the caller chooses.
+
+One JSON file per chip, macOS and MLX version, so an answer never crosses a version. A file
+that cannot be read counts as empty: the kernels are raced again.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import tempfile
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What an answer depends on besides the kernel and the shape."""
+
+    chip: str
+    macos: str
+    mlx: str
+
+    @classmethod
+    def here(cls) -> "Machine":
+        """Return this machine, with the MLX that is running."""
+        chip = platform.processor() or platform.machine()
+        if mx.metal.is_available():
+            chip = str(mx.device_info()["device_name"])
+        return cls(chip, platform.mac_ver()[0] or platform.system(), version("mlx"))
+
+
+@dataclass(frozen=True)
+class StoredVerdict:
+    """The geometry to use as its fields, or None for stock MLX, and the reason."""
+
+    geometry: dict[str, int] | None
+    reason: str
+
+
+class GateStore:
+    """Stored verdicts of one machine. Read once; written whole, through a rename."""
+
+    def __init__(self, folder: Path, machine: Machine) -> None:
+        self.machine = machine
+        name = hashlib.sha256(json.dumps(asdict(machine)).encode()).hexdigest()[:12]
+        self.path = folder / f"kernels-{name}.json"
+        self._entries = _read(self.path, machine)
+
+    def read(self, key: str) -> StoredVerdict | None:
+        """The stored verdict, or None."""
+        return self._entries.get(key)
+
+    def write(self, key: str, geometry: dict[str, int] | None, reason: str) -> None:
+        """Keep a verdict. OSError where the folder cannot be written."""
+        self._entries[key] = StoredVerdict(geometry, reason)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        content = {
+            "machine": asdict(self.machine),
+            "verdicts": {name: asdict(entry) for name, entry in sorted(self._entries.items())},
+        }
+        handle, temporary = tempfile.mkstemp(dir=self.path.parent, suffix=".tmp")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(content, file, indent=1)
+        os.replace(temporary, self.path)
+
+    def entries(self) -> dict[str, StoredVerdict]:
+        """All stored verdicts, for `doctor --kernels`."""
+        return dict(self._entries)
+
+
+def _read(path: Path, machine: Machine) -> dict[str, StoredVerdict]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    if not isinstance(content, dict) or content.get("machine") != asdict(machine):
+        return {}
+    verdicts = content.get("verdicts")
+    if not isinstance(verdicts, dict):
+        return {}
+    return {key: entry for key, raw in verdicts.items() if (entry := _verdict(raw)) is not None}
+
+
+def _verdict(raw: Any) -> StoredVerdict | None:
+    if not isinstance(raw, dict) or not isinstance(raw.get("reason"), str):
+        return None
+    geometry = raw.get("geometry")
+    if geometry is None:
+        return StoredVerdict(None, raw["reason"])
+    if not isinstance(geometry, dict) or not all(type(n) is int for n in geometry.values()):
+        return None
+    return StoredVerdict(geometry, raw["reason"])

@@ -1,0 +1,179 @@
+"""Linear layers that hand blocks of rows to the kernels where the gate chose them.
+
+`exchange_linears` replaces the plain and quantized linear layers and embeddings of a model
+that was just loaded, as quantization itself does, through `update_modules`. A layer of ours is
+a layer of MLX with the same parameters under the same names; for row counts without a choice
+it does what its parent does. Choices are shared by all layers of one shape and may be settled
+later, between requests.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_unflatten
+
+from dflash_mlx.metal.build import DEFAULT_DEVICE, Device
+from dflash_mlx.metal.contests import Weight, matrix_name
+from dflash_mlx.metal.dense_verify import dense_verify
+from dflash_mlx.metal.geometry import MatrixGeometry
+from dflash_mlx.metal.quantized_verify import BITS, GROUPS, QuantizedWeight, quantized_verify
+
+
+@dataclass
+class Choices:
+    """Per number of rows, the geometry to launch for matrices of one shape."""
+
+    geometries: dict[int, MatrixGeometry] = field(default_factory=dict)
+
+    def settle(self, rows: range, geometry: MatrixGeometry | None) -> None:
+        """Use `geometry` for every number of rows in `rows`; None is stock MLX."""
+        for count in rows:
+            if geometry is None:
+                self.geometries.pop(count, None)
+            else:
+                self.geometries[count] = geometry
+
+
+@dataclass(frozen=True)
+class MatrixGroup:
+    """All matrices of one shape and kind in a model, and the choices they share."""
+
+    name: str
+    weights: tuple[Weight, ...]
+    choices: Choices
+
+
+class _Chosen:
+    """The choice of a layer; kept out of the module's parameters."""
+
+    def __init__(self, choices: Choices, device: Device | None) -> None:
+        self.choices = choices
+        self.device = device
+
+    def product(self, x: mx.array, weight: Weight) -> mx.array | None:
+        """The product by kernel, or None where stock MLX was chosen."""
+        inputs = x.shape[-1]
+        rows = x.size // inputs
+        geometry = self.choices.geometries.get(rows)
+        if geometry is None:
+            return None
+        flat = x.reshape(rows, inputs)
+        if isinstance(weight, QuantizedWeight):
+            y = quantized_verify(flat, weight, device=self.device, geometry=geometry)
+        else:
+            y = dense_verify(flat, weight, device=self.device, geometry=geometry)
+        return y.reshape(*x.shape[:-1], -1)
+
+
+class VerifyLinear(nn.Linear):
+    """A linear layer; blocks of rows go to `dense_verify` where it was chosen."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """Map x [..., K] to [..., N]."""
+        y: mx.array | None = self._chosen.product(x, self.weight)
+        if y is None:
+            y = super().__call__(x)
+        elif "bias" in self:
+            y = y + self.bias
+        return y
+
+
+class VerifyQuantizedLinear(nn.QuantizedLinear):
+    """A quantized linear layer; blocks of rows go to `quantized_verify` where it was chosen."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """Map x [..., K] to [..., N]."""
+        y: mx.array | None = self._chosen.product(x, packed_weight(self))
+        if y is None:
+            y = super().__call__(x)  # type: ignore[no-untyped-call]
+        elif "bias" in self:
+            y = y + self.bias
+        return y
+
+
+class VerifyEmbedding(nn.Embedding):
+    """An embedding that is also the head of its model."""
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        """Map x [..., K] to [..., N]."""
+        y: mx.array | None = self._chosen.product(x, self.weight)
+        if y is None:
+            y = super().as_linear(x)  # type: ignore[no-untyped-call]
+        return y
+
+
+class VerifyQuantizedEmbedding(nn.QuantizedEmbedding):
+    """A quantized embedding that is also the head of its model."""
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        """Map x [..., K] to [..., N]."""
+        y: mx.array | None = self._chosen.product(x, packed_weight(self))
+        if y is None:
+            y = super().as_linear(x)  # type: ignore[no-untyped-call]
+        return y
+
+
+OURS: Final[dict[type[nn.Module], type[nn.Module]]] = {
+    nn.Linear: VerifyLinear,
+    nn.QuantizedLinear: VerifyQuantizedLinear,
+    nn.Embedding: VerifyEmbedding,
+    nn.QuantizedEmbedding: VerifyQuantizedEmbedding,
+}
+
+
+def exchange_linears(
+    model: nn.Module, *, device: Device | None = DEFAULT_DEVICE
+) -> tuple[MatrixGroup, ...]:
+    """Replace the linear layers of `model` by ours; the groups of equal shape that they form.
+
+    Layers that no kernel can take stay as they are. Without a device nothing is replaced.
+    """
+    if device is None:
+        return ()
+    groups: dict[str, tuple[list[Weight], Choices]] = {}
+    exchanged: list[tuple[str, nn.Module]] = []
+    for path, layer in model.named_modules():
+        weight = _weight(layer)
+        if weight is None:
+            continue
+        weights, choices = groups.setdefault(matrix_name(weight), ([], Choices()))
+        weights.append(weight)
+        exchanged.append((path, _exchanged(layer, _Chosen(choices, device))))
+    model.update_modules(tree_unflatten(exchanged))
+    return tuple(
+        MatrixGroup(name, tuple(weights), choices) for name, (weights, choices) in groups.items()
+    )
+
+
+def packed_weight(layer: Any) -> QuantizedWeight:
+    """The matrix of a quantized layer."""
+    return QuantizedWeight(layer.weight, layer.scales, layer.biases, layer.group_size, layer.bits)
+
+
+def _exchanged(layer: nn.Module, chosen: _Chosen) -> nn.Module:
+    """A layer of ours with the very parameters and settings of `layer`."""
+    ours = OURS[type(layer)]
+    made = ours.__new__(ours)
+    nn.Module.__init__(made)
+    for name, array in layer.items():
+        made[name] = array
+    for name, setting in vars(layer).items():
+        if not name.startswith("_"):
+            setattr(made, name, setting)
+    made._chosen = chosen
+    made.freeze()
+    return made
+
+
+def _weight(layer: nn.Module) -> Weight | None:
+    """The matrix of a layer that a kernel can take, or None."""
+    if type(layer) in (nn.Linear, nn.Embedding):
+        weight: mx.array = layer.weight
+        return weight if weight.dtype in (mx.float32, mx.bfloat16, mx.float16) else None
+    if type(layer) not in (nn.QuantizedLinear, nn.QuantizedEmbedding):
+        return None
+    if layer.mode != "affine" or layer.bits not in BITS or layer.group_size not in GROUPS:
+        return None
+    return packed_weight(layer)
