@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from packaging.requirements import Requirement
+from packaging.requirements import Requirement  # huggingface-hub brings it
 
 from dflash_mlx.blas import PACKAGE, blas_in_use
 from dflash_mlx.download import free_bytes, spelled_bytes

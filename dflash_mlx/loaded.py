@@ -87,6 +87,8 @@ class LoadedPair:
         """
         if not prompt or (isinstance(prompt, str) and not prompt.strip()):
             raise BadRequest("the prompt is empty; give it some text")
+        if isinstance(prompt, str) and any("\ud800" <= letter <= "\udfff" for letter in prompt):
+            raise BadRequest("the prompt holds half a character; decode it as UTF-8 text first")
         draft, block = self.pair.draft, config.block
         if block is not None and block > 1 and draft is None:
             raise BadRequest(f"block is {block} and there is no draft; use block 1, or a draft")

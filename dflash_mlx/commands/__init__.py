@@ -4,9 +4,12 @@ Nothing is imported here before `main` runs, so that even an interrupt while Pyt
 importing ends quietly. Models, MLX and the hub are imported by the command that needs them.
 """
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import TextIO
 
 from dflash_mlx.errors import DFlashError
 
@@ -15,40 +18,50 @@ _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 """As a shell reports a program that SIGINT or SIGPIPE ended."""
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line with `argv` (None: this process's) and return its exit code.
 
     A user's error is one line on stderr and exit code 2; a traceback is a bug in here.
     """
+    sys.stdout, sys.stderr = _open(sys.stdout), _open(sys.stderr)
     try:
         from dflash_mlx.commands.app import run
 
-        code = run(sys.argv[1:] if argv is None else list(argv))
-        sys.stdout.flush()
+        return run(sys.argv[1:] if argv is None else list(argv))
     except DFlashError as error:
-        return _refuse(str(error))
+        _say(str(error))
+        return _BAD_USAGE
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        _abandon_output()
         return _BROKEN_PIPE
-    return code
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        _say(f"{error.filename or 'the output'} cannot be written: {error.strerror}; make room")
+        return _BAD_USAGE
+    finally:
+        _flush()
 
 
-def _refuse(reason: str) -> int:
-    """Say in one line why nothing was done."""
-    line = " ".join(reason.split())
-    try:
-        sys.stderr.write(f"dflash-mlx: {line}\n")
-        sys.stderr.flush()
-    except BrokenPipeError:
-        _abandon_output()
-    return _BAD_USAGE
+def _open(stream: TextIO | None) -> TextIO:
+    """Return `stream`, or a place for what nobody wants where the caller closed it."""
+    return stream if stream is not None else open(os.devnull, "w", encoding="utf-8")
 
 
-def _abandon_output() -> None:
-    """Send what is still buffered nowhere, or Python complains about it when it ends."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+def _say(reason: str) -> None:
+    """Say in one line why nothing was done, if anybody can still hear it."""
+    with suppress(OSError):
+        sys.stderr.write(f"dflash-mlx: {' '.join(reason.split())}\n")
+
+
+def _flush() -> None:
+    """Let go of what is buffered; what nobody takes goes nowhere, or Python would complain."""
     for stream in (sys.stdout, sys.stderr):
-        os.dup2(nowhere, stream.fileno())
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -7,6 +7,7 @@ prompt is plain text: colours in it would need marks that come out as garbage el
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -41,21 +42,12 @@ class Lines:
             line = f"{line[:-1]}\n{more or ''}"
         return line
 
-    def save(self) -> None:
-        """Keep what was typed for next time, for the user's eyes only."""
-        if self._editor is None:
-            return
-        try:
-            self._history.parent.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(self._history, os.O_CREAT | os.O_WRONLY, 0o600))
-            self._editor.write_history_file(self._history)
-        except OSError:
-            return  # a session without a place to write is still a session
-
     def _ask(self, prompt: str) -> str | None:
         try:
             if self._editor is not None:
-                return input(prompt)
+                line = input(prompt)
+                self._save(self._editor)
+                return line
             if self.typed and sys.stderr.isatty():
                 sys.stderr.write(prompt)
                 sys.stderr.flush()
@@ -66,12 +58,17 @@ class Lines:
             raise BadRequest(f"stdin is no UTF-8 text ({error}); convert it first") from error
         return line.rstrip("\r\n") if line else None
 
+    def _save(self, editor: ModuleType) -> None:
+        """Keep what was typed for next time, for the user's eyes only."""
+        with suppress(OSError):  # a conversation without a place to write is still one
+            self._history.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(self._history, os.O_CREAT | os.O_WRONLY, 0o600))
+            editor.write_history_file(self._history)
+
     def _prepare(self, editor: ModuleType) -> None:
         editor.set_history_length(_KEPT)
-        try:
+        with suppress(OSError):  # none yet, or one that another editor wrote in its own form
             editor.read_history_file(self._history)
-        except OSError:
-            pass  # none yet, or one that another editor wrote in its own form
         libedit = "libedit" in (editor.__doc__ or "")
         editor.parse_and_bind("bind ^I rl_complete" if libedit else "tab: complete")
         editor.set_completer_delims("")

@@ -21,7 +21,7 @@ def models(
     pins = Pins(default_folder())
     pairs, folders = pairs_here(pins), converted_here(pins)
     known = {name for pair in pairs for name in (pair.target.reference, pair.draft.reference)}
-    known |= {name for pair in pairs for name in pair.card.targets}
+    known |= {name for pair in pairs for name in (*pair.card.targets, pair.card.fallback or "")}
     cached = cached_here(known)
     if as_json:
         table = {

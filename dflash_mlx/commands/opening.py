@@ -21,7 +21,7 @@ def open_pair(model: str, draft: str, terminal: Terminal) -> "Engine":
             leave(terminal)
 
         with on_interrupt(stop):
-            # inside: importing MLX and its friends takes a second of its own
+            terminal.show("starting MLX")  # a second, and more where nothing is in memory yet
             from dflash_mlx import load
 
             return load(model, draft, hooks=loading.hooks)
@@ -37,7 +37,7 @@ def describe(engine: "Engine", config: "GenerationConfig", options: RequestOptio
     if (thinking := loaded.thinking(config)) is not None:
         facts.append(f"thinking {'on' if thinking else 'off'}")
     if loaded.compute.device == "cpu":
-        facts.append(f"CPU, {loaded.blas} BLAS")
+        facts.append(f"CPU ({loaded.blas})")
     lines = [f"{_short(loaded.model_name)}{draft}: {', '.join(facts)}"]
     if loaded.blas == "bundled" and options.blas == "auto":
         lines.append(f"OpenBLAS would be several times faster here: apt install {PACKAGE}")

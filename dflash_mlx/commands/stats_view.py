@@ -21,7 +21,7 @@ def stats_line(result: "Result") -> str:
     if stats.acceptance is None:
         parts.append("plain decoding")
     else:
-        parts.append(f"{stats.tokens_per_round or 0:.2f} tokens/round")
+        parts.append(f"{stats.tokens_per_round or 0:.2f} tok/round")
         parts.append(f"{stats.acceptance:.0%} accepted")
     if stats.parked_at is not None:
         parts.append(f"drafting stopped at token {stats.parked_at}")
@@ -69,9 +69,10 @@ def _sums(results: Sequence["Result"]) -> str:
     seconds = sum(result.stats.decode_s for result in results)
     drafted = sum(result.stats.drafted for result in results)
     accepted = sum(result.stats.accepted for result in results)
-    text = f"{len(results)} answers: {tokens} tokens in {seconds:.1f} s"
+    count = "1 answer" if len(results) == 1 else f"{len(results)} answers"
+    text = f"{count}: {tokens} tokens in {seconds:.1f} s"
     return f"{text}, {accepted} of {drafted} draft tokens accepted" if drafted else text
 
 
 def _rate(tokens_per_s: float | None) -> str:
-    return f" ({tokens_per_s:.1f} tokens/s)" if tokens_per_s else ""
+    return f", {tokens_per_s:.1f} tok/s" if tokens_per_s else ""

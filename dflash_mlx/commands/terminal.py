@@ -52,9 +52,8 @@ class Terminal:
         _put(self._err, text + "\n")
 
     def show(self, text: str) -> None:
-        """Show a line that the next one overwrites; nothing where nobody looks."""
-        if self.told and os.environ.get("TERM") != "dumb":
-            self._leave_text()
+        """Show a line that the next one overwrites; nothing beside text or where nobody looks."""
+        if self.told and not self._column_open and os.environ.get("TERM") != "dumb":
             _put(self._err, _ERASE_LINE + self._style(text[: self.width - 1], _DIM))
             self._passing = True
 
@@ -90,9 +89,6 @@ class Terminal:
 
 
 def _put(stream: TextIO, text: str) -> None:
-    try:
-        stream.write(text)
-    except UnicodeEncodeError:
-        encoding = stream.encoding or "ascii"
-        stream.write(text.encode(encoding, "replace").decode(encoding))
+    encoding = stream.encoding or "utf-8"
+    stream.write(text.encode(encoding, "replace").decode(encoding))
     stream.flush()
