@@ -23,7 +23,7 @@ from dflash_mlx.prefill import prefill
 from dflash_mlx.sampling import make_chooser
 from dflash_mlx.weights import fill
 
-_N_TOKENS = 64
+_N_TOKENS = 32
 _PREFILL_ROWS = 2048
 
 

@@ -7,7 +7,7 @@ from dflash_mlx.convert.sidefiles import carried, write_side_files
 from dflash_mlx.convert.source import Source
 from dflash_mlx.errors import BadCheckpoint
 
-MOST_TOKENS = 384
+MOST_TOKENS = 256
 
 
 def sample_tokens(folder: Path, text: str) -> list[int] | None:
