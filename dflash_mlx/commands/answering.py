@@ -10,25 +10,29 @@ if TYPE_CHECKING:
     from dflash_mlx import Result, Stream
 
 
-def show_answer(stream: "Stream", terminal: Terminal, text: bool = True) -> "Result":
+def show_answer(
+    stream: "Stream", terminal: Terminal, text: bool = True, stays: bool = False
+) -> "Result":
     """Write an answer as it comes (not where `text` is False) and return it.
 
-    Ctrl-C stops the answer at the end of its round; a second one leaves at once.
+    Ctrl-C stops the answer at the end of its round, a second one ends the process at once; so
+    does the first while the prompt is being read, unless the program `stays`.
     """
-    presses = 0
+    begun = stopping = False
 
     def stop() -> None:
-        nonlocal presses
-        presses += 1
-        if presses > 1:
+        nonlocal stopping
+        if stopping or not (begun or stays):
             leave(terminal)
+        stopping = True
         stream.cancel()
+        if not begun:
+            terminal.whisper("\nstopping when this part is read; again leaves at once")
 
     with on_interrupt(stop):
         for chunk in stream:
-            if presses:
-                terminal.show("stopping; Ctrl-C again leaves at once")
-            elif chunk.progress:
+            begun = begun or bool(chunk.tokens)
+            if chunk.progress and not stopping:
                 show_prefill(terminal, *chunk.progress)
             if chunk.notice:
                 terminal.say(chunk.notice, dim=True)

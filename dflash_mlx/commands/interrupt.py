@@ -20,12 +20,11 @@ INTERRUPTED = 130
 
 def leave(terminal: Terminal) -> NoReturn:
     """End the process now, with what was written flushed and the cursor on a new line."""
-    with suppress(OSError):
-        if terminal.told:
-            sys.stderr.write("\x1b[?25h\n")
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):
+        # a handler may have cut into this very flush, which Python then refuses to repeat
+        with suppress(OSError, RuntimeError):
             stream.flush()
+    terminal.whisper("\n")
     os._exit(INTERRUPTED)
 
 

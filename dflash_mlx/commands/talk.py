@@ -79,7 +79,7 @@ class Talk:
 
     def _answer(self, line: str) -> None:
         pair = self._current
-        result = show_answer(pair.session.stream(line, pair.config), self._terminal)
+        result = show_answer(pair.session.stream(line, pair.config), self._terminal, stays=True)
         self._terminal.end_line(exact=False)
         pair.results.append(result)
         self._terminal.say(stats_line(result), dim=True)

@@ -6,6 +6,7 @@ characters are shown instead of obeyed: a model must not move somebody's cursor.
 
 import os
 import sys
+from contextlib import suppress
 from typing import TextIO
 
 _DIM, _BOLD, _PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[0m"
@@ -62,6 +63,12 @@ class Terminal:
         if self._passing:
             _put(self._err, _ERASE_LINE)
             self._passing = False
+
+    def whisper(self, text: str) -> None:
+        """Add to the line on stderr from within a signal handler, past all buffers."""
+        if self.told:
+            with suppress(OSError):
+                os.write(self._err.fileno(), text.encode())
 
     def bar(self, share: float, n_columns: int = 24) -> str:
         """Return a picture of a share from 0 to 1."""
