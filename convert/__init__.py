@@ -52,7 +52,7 @@ def convert(
     """
     jobs = list(jobs or plan_conversion(config, watch))
     out = output_folder(config, jobs)
-    with enough_disk(out), WorkFolder(out, fingerprint(jobs, config), config.force) as work:
+    with enough_disk(out, jobs), WorkFolder(out, fingerprint(jobs, config), config.force) as work:
         for job in jobs:
             write_weights(job, work, watch)
         watch(Progress("files", 0, 1))

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from dflash_mlx.convert.job import Job
 from dflash_mlx.convert.options import ConvertConfig
+from dflash_mlx.convert.workfolder import partial_folder
+from dflash_mlx.download import free_bytes
 from dflash_mlx.errors import BadRequest, OutOfDisk
 
 
@@ -40,12 +42,20 @@ def default_name(jobs: Sequence[Job]) -> str:
 
 
 @contextmanager
-def enough_disk(out: Path) -> Iterator[None]:
-    """Turn a disk that fills up meanwhile into an error that says what to do.
+def enough_disk(out: Path, jobs: Sequence[Job]) -> Iterator[None]:
+    """Check for room, and turn a disk that fills up meanwhile into an error that says what to do.
 
     Raises:
-        OutOfDisk: it did; what was written so far is kept.
+        OutOfDisk: there is too little room, or it went; what was written so far is kept.
     """
+    needed = sum(job.plan.n_bytes for job in jobs)
+    begun = partial_folder(out)
+    here = sum(path.stat().st_size for path in begun.rglob("*.safetensors"))
+    if needed - here > (free := free_bytes(out)):
+        raise OutOfDisk(
+            f"{out} needs {needed - here} bytes and its disk has {free} free; make room, or choose "
+            "another disk with -o"
+        )
     try:
         yield
     except OSError as error:

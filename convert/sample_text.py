@@ -3,7 +3,7 @@
 Prose, code, arithmetic, a list and three languages: what quantization spoils first differs.
 """
 
-TEXT = '''\
+TEXT = """\
 The lighthouse keeper counted the ships every evening and wrote the number into a grey book. On \
 clear days there were twenty or more; in November, when fog lay on the water until noon, two.
 
@@ -23,7 +23,7 @@ Die Katze schläft auf dem warmen Ofen. Le boulanger ouvre sa boutique à six he
 crecido en primavera.
 
 {"name": "merge", "arguments": {"left": [1, 4], "right": [2]}, "result": [1, 2, 4]}
-'''
+"""
 
 PROMPTS = (
     "Write a short paragraph about a lighthouse keeper.",

@@ -24,7 +24,7 @@ class WorkFolder:
 
     def __init__(self, out: Path, fingerprint: str, force: bool) -> None:
         self.out = out
-        self.path = out.parent / f".{out.name}.partial"
+        self.path = partial_folder(out)
         self.finished: dict[str, str] = {}
         self._fingerprint = fingerprint
         self._force = force
@@ -106,6 +106,11 @@ class WorkFolder:
         self._journal.write(json.dumps(line).encode() + b"\n")
         self._journal.flush()
         os.fsync(self._journal.fileno())
+
+
+def partial_folder(out: Path) -> Path:
+    """Return the folder in which a conversion into `out` grows."""
+    return out.parent / f".{out.name}.partial"
 
 
 def check_replaceable(out: Path, force: bool) -> None:

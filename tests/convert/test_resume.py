@@ -1,0 +1,216 @@
+"""Killed at any step, a conversion leaves nothing broken and goes on where it stopped."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from dflash_mlx.convert import Progress
+from dflash_mlx.convert.workfolder import WorkFolder
+from dflash_mlx.errors import BadRequest, OutOfDisk
+from tests.convert.checkpoints import DRAFT_CONFIG, draft_folder, draft_weights, run
+
+KILLED = """
+import hashlib, os, pathlib, shutil, signal, sys
+import dflash_mlx.convert.verify, dflash_mlx.models.draft
+from dflash_mlx.convert import ConvertConfig, convert
+
+def forked(watch):
+    child = os.fork()
+    if not child:
+        convert(config, watch)
+        os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+def content(folder):
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return [(str(path.relative_to(folder)), path.read_bytes()) for path in files]
+
+source, expected, out = map(pathlib.Path, sys.argv[1:4])
+config = ConvertConfig(source=str(source), out=out, shard_bytes=40_000)
+step = 0
+while True:
+    step += 1
+    seen = 0
+    def watch(report):
+        global seen
+        seen += 1
+        if seen == step:
+            print(report.phase, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+    if not os.WIFSIGNALED(forked(watch)):
+        break
+    if out.exists():
+        assert content(out) == content(expected), f"half a folder after step {step}"
+    else:
+        assert forked(lambda report: None) == 0, f"no resuming after step {step}"
+        assert content(out) == content(expected), f"another result after step {step}"
+    shutil.rmtree(out)
+    (out.parent / f".{out.name}.journal").unlink(missing_ok=True)
+    assert list(out.parent.iterdir()) == [], f"litter after step {step}"
+"""
+
+
+def test_killed_at_every_step_it_resumes_to_the_same_bytes(tmp_path):
+    """A laptop that falls asleep in the third hour must not cost the first two."""
+    config = {**DRAFT_CONFIG, "num_hidden_layers": 1, "layer_types": ["full_attention"]}
+    kept = {name: array for name, array in draft_weights().items() if "layers.1." not in name}
+    source = draft_folder(tmp_path / "source", kept, config)
+    (tmp_path / "work").mkdir()
+    run(source, tmp_path / "expected", shard_bytes=40_000, verify=True)
+    places = [source, tmp_path / "expected", tmp_path / "work/out"]
+    ran = subprocess.run(
+        [sys.executable, "-c", KILLED, *map(str, places)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    steps = ran.stdout.split()
+    assert set(steps) == {"write", "shard", "files", "check", "publish"}
+    assert len(steps) > 20
+
+
+def test_finished_files_are_not_written_again(tmp_path):
+    """Resuming that starts over is no resuming."""
+    source = draft_folder(tmp_path / "source")
+    out = tmp_path / "out"
+
+    def stop_after_two(report: Progress) -> None:
+        if report.phase == "shard" and report.done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_watched(source, out, stop_after_two)
+    assert not out.exists()
+    partial = tmp_path / ".out.partial"
+    before = {path.name: path.stat().st_mtime_ns for path in partial.glob("*.safetensors")}
+    assert len(before) == 2
+    run_watched(source, out, lambda report: None)
+    after = {name: (out / name).stat().st_mtime_ns for name in before}
+    assert after == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
+
+
+def run_watched(source, out, watch):
+    from dflash_mlx.convert import ConvertConfig, convert
+
+    config = ConvertConfig(source=str(source), out=out, verify=False, shard_bytes=40_000)
+    return convert(config, watch)
+
+
+def test_a_changed_source_is_not_continued(tmp_path):
+    """Half of one checkpoint and half of another is no model."""
+    source = draft_folder(tmp_path / "source")
+
+    def stop(report: Progress) -> None:
+        if report.phase == "shard":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_watched(source, tmp_path / "out", stop)
+    before = (tmp_path / ".out.partial/model-00001-of-00002.safetensors").stat().st_mtime_ns
+    time.sleep(0.01)
+    os.utime(source / "model.safetensors")
+    run_watched(source, tmp_path / "out", lambda report: None)
+    after = (tmp_path / "out/model-00001-of-00002.safetensors").stat().st_mtime_ns
+    assert after > before
+
+
+def test_two_conversions_into_one_folder_are_refused(tmp_path):
+    """Two writers leave a folder that neither of them meant."""
+    source = draft_folder(tmp_path / "source")
+    entered, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with WorkFolder(tmp_path / "out", "a", force=False):
+            entered.set()
+            done.wait(20)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert entered.wait(20)
+    try:
+        with pytest.raises(BadRequest, match="another conversion is writing"):
+            run(source, tmp_path / "out")
+    finally:
+        done.set()
+        holder.join()
+    run(source, tmp_path / "out")
+
+
+def test_a_finished_folder_is_replaced_only_by_force(tmp_path):
+    """Neither a model nor anything else of the user's is overwritten by accident."""
+    source = draft_folder(tmp_path / "source")
+    out = tmp_path / "out"
+    run(source, out, bits=4)
+    with pytest.raises(BadRequest, match="--force"):
+        run(source, out, bits=8)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
+    run(source, out, bits=8, force=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
+    assert json.loads((out / "config.json").read_text())["quantization"]["bits"] == 8
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters/to-grandmother.txt").write_text("dear")
+    with pytest.raises(BadRequest, match="something other than a model"):
+        run(source, tmp_path / "letters", force=True)
+    assert (tmp_path / "letters/to-grandmother.txt").exists()
+
+
+def test_output_inside_its_source_is_refused(tmp_path):
+    """The next conversion would read its own output as part of the source."""
+    source = draft_folder(tmp_path / "source")
+    with pytest.raises(BadRequest, match="inside its source"):
+        run(source, source / "mlx")
+    with pytest.raises(BadRequest, match="its own source"):
+        run(source, tmp_path, force=True)
+    assert sorted(path.name for path in source.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_a_full_disk_says_so_and_resumes(tmp_path):
+    """`OSError: [Errno 28]` in the middle of a traceback tells nobody that all is not lost."""
+    source = draft_folder(tmp_path / "source")
+
+    def fill_up(report: Progress) -> None:
+        if report.phase == "shard" and report.done == 2:
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OutOfDisk, match="make room and run the same command again"):
+        run_watched(source, tmp_path / "out", fill_up)
+    assert not (tmp_path / "out").exists()
+    seen = []
+    run_watched(source, tmp_path / "out", seen.append)
+    assert (tmp_path / "out/model.safetensors.index.json").exists()
+
+
+def test_too_little_room_is_said_before_the_first_byte(tmp_path, monkeypatch):
+    """Filling the disk to find out that it is too small leaves a machine that cannot even log."""
+    monkeypatch.setattr("dflash_mlx.convert.place.free_bytes", lambda folder: 1000)
+    with pytest.raises(OutOfDisk, match="needs"):
+        run(draft_folder(tmp_path / "source"), tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
+
+
+def test_an_interrupt_ends_all_threads(tmp_path):
+    """Ctrl-C must not leave a thread that goes on writing."""
+    before = threading.active_count()
+
+    def interrupt(report: Progress) -> None:
+        if report.phase == "write":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_watched(draft_folder(tmp_path / "source"), tmp_path / "out", interrupt)
+    assert threading.active_count() == before
+
+
+def test_signals_are_left_alone(tmp_path):
+    """A library that installs handlers breaks its host program."""
+    before = signal.getsignal(signal.SIGINT)
+    run(draft_folder(tmp_path / "source"), tmp_path / "out")
+    assert signal.getsignal(signal.SIGINT) is before
