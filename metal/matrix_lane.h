@@ -4,10 +4,10 @@
 // not in Apple's specification; MLX's own kernels rely on it (mlx/backend/metal/kernels/
 // steel/gemm/mma.h, BaseMMAFrag), and so do we.
 
+#include "unroll.h"
+
 typedef simdgroup_matrix<float, 8, 8> matrix8;
 
-// Matrices live in registers only while every index into an array of them is a constant.
-#define UNROLL _Pragma("clang loop unroll(full)")
 
 // Row of both elements of this lane, 0 to 7.
 inline int lane_row(int lane) {

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import pytest
 
 from dflash_mlx.metal.gate import Contest, Gate, Policy, Verdict
@@ -60,9 +59,8 @@ class Chip:
         )
 
     @staticmethod
-    def chain(seconds: float, steps: int) -> mx.array:
-        made: Any = (seconds, steps)
-        return made
+    def chain(seconds: float, steps: int) -> Any:
+        return seconds, steps
 
 
 def _gate(chip: Chip, folder: Path, policy: Policy = "auto", machine: Machine = MACHINE) -> Gate:
@@ -97,9 +95,10 @@ def test_compilation_is_not_timed(tmp_path: Path) -> None:
 
 def test_a_wrong_kernel_is_never_raced_nor_used(tmp_path: Path) -> None:
     """Fast and wrong is the one outcome that must not happen, whatever the policy."""
-    for policy in ("auto", "force"):
+    policies: tuple[Policy, ...] = ("auto", "force")
+    for policy in policies:
         chip = Chip(wrong=frozenset({8}))
-        verdict = _decide(chip, tmp_path / policy, policy)  # type: ignore[arg-type]
+        verdict = _decide(chip, tmp_path / policy, policy)
         assert verdict.geometry is None
         assert "wrong: off by 3" in verdict.reason
         assert chip.evaluated == 0

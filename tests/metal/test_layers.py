@@ -12,6 +12,7 @@ from mlx.utils import tree_flatten
 
 from dflash_mlx.metal.build import Device, Launch
 from dflash_mlx.metal.choose import choose_matrix_kernels, row_ranges
+from dflash_mlx.metal.dense_verify import dense_verify_reference
 from dflash_mlx.metal.gate import Gate
 from dflash_mlx.metal.gate_store import GateStore, Machine
 from dflash_mlx.metal.geometry import MatrixGeometry
@@ -136,17 +137,18 @@ def test_without_a_device_nothing_is_exchanged() -> None:
 
 
 class Racing:
-    """A device and a clock: a chain with launches takes 1 s, one of stock MLX `stock_s`."""
+    """A chip that computes the reference: a chain of launches takes 1 s, of stock `stock_s`."""
 
-    def __init__(self, device: Device, folder: Path, stock_s: float) -> None:
-        self.device, self.stock_s = device, stock_s
+    def __init__(self, folder: Path, stock_s: float) -> None:
+        self.stock_s = stock_s
         self.now, self.launched = 0.0, False
         store = GateStore(folder, Machine("chip", "os", "mlx"))
         self.gate = Gate(store, "auto", lambda: self.now, self.evaluate)
 
     def run(self, launch: Launch) -> Sequence[mx.array]:
         self.launched = True
-        return self.device.run(launch)
+        x, w = launch.inputs
+        return [dense_verify_reference(x, w)]
 
     def evaluate(self, array: mx.array) -> None:
         mx.eval(array)
@@ -155,11 +157,9 @@ class Racing:
 
 
 @pytest.mark.parametrize(("slow", "chosen"), [(2.0, True), (1.0, False)])
-def test_a_race_settles_the_layers(
-    slow: float, chosen: bool, device: Device, tmp_path: Path
-) -> None:
+def test_a_race_settles_the_layers(slow: float, chosen: bool, tmp_path: Path) -> None:
     """From weights to launches: check, race, store, and the layers follow."""
-    racing = Racing(device, tmp_path, slow)
+    racing = Racing(tmp_path, slow)
     model = nn.Sequential(nn.Linear(64, 40, bias=False))
     groups = exchange_linears(model, device=racing)
     gate = racing.gate
@@ -196,7 +196,7 @@ def test_the_check_catches_one_wrong_logit(
     broken = Broken(device)
     groups = exchange_linears(model, device=broken)
     assert isinstance(groups[0].weights[0], QuantizedWeight if bits else mx.array)
-    gate = Racing(device, tmp_path, 2.0).gate
+    gate = Racing(tmp_path, 2.0).gate
     (verdict,) = choose_matrix_kernels(groups, gate, mx.bfloat16, 4, broken, race=True)
     assert verdict.geometry is None
     assert verdict.reason.startswith("wrong: off by")

@@ -1,0 +1,145 @@
+"""candidate_walk against the walk in float64, greedy and drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from dflash_mlx.errors import BadRequest
+from dflash_mlx.metal.build import Device
+from dflash_mlx.metal.candidate_walk import (
+    CandidateRows,
+    Codebooks,
+    candidate_walk,
+    candidate_walk_refusal,
+)
+from tests.metal.covering import Axes, Case
+from tests.metal.exactness import DTYPES, check, drawn, exact
+from tests.metal.executor.launch import ORDERS
+
+VOCABULARY = 50
+AXES = Axes(
+    pipeline={"dtype": tuple(DTYPES), "books": tuple(DTYPES), "count": (16, 1, 5, 32)},
+    shape={
+        "rows": (1, 2, 7, 15, 31),
+        "rank": (256, 32, 40),
+        "temperature": (0.0, 0.7),
+        "order": ORDERS,
+    },
+)
+
+Inputs = tuple[mx.array, CandidateRows, Codebooks, float, mx.array]
+
+
+def _inputs(case: Case) -> Inputs:
+    rng = np.random.default_rng(case["rows"])
+    shape = (case["rows"], case["count"])
+    candidates = np.array([rng.permutation(VOCABULARY)[: case["count"]] for _ in range(shape[0])])
+    books = DTYPES[case["books"]]
+    noise = rng.gumbel(size=shape) * (1 if case["temperature"] else 0)
+    return (
+        mx.array(7, mx.int32),
+        CandidateRows(
+            mx.array(candidates.astype(np.int32)),
+            drawn(1, shape, mx.float32, outliers=False),
+            drawn(2, (case["rows"], case["rank"]), DTYPES[case["dtype"]], outliers=False),
+        ),
+        Codebooks(
+            drawn(3, (VOCABULARY, case["rank"]), books, outliers=False) * 0.3,
+            drawn(4, (VOCABULARY, case["rank"]), books, outliers=False) * 0.3,
+        ),
+        case["temperature"],
+        mx.array(noise.astype(np.float32)),
+    )
+
+
+def _run(case: Case, device: Device | None) -> None:
+    """Follow the kernel's own choices, so that a near-tie cannot lead the two walks apart."""
+    anchor, rows, books, temperature, noise = inputs = _inputs(case)
+    walk = candidate_walk(*inputs, device=device)
+    chosen, candidates = np.array(walk.tokens), np.array(rows.candidates)
+    before, after = exact(books.before), exact(books.after)
+    previous = int(np.array(anchor))
+    for row in range(case["rows"]):
+        query = before[previous] * exact(rows.projected)[row]
+        scores = exact(rows.unary)[row] + after[candidates[row]] @ query
+        scores /= temperature or 1.0
+        magnitude = (np.abs(after[candidates[row]]) @ np.abs(query)).max() + np.abs(scores).max()
+        keys = scores + exact(noise)[row]
+        (at,) = np.flatnonzero(candidates[row] == chosen[row])
+        assert keys[at] >= keys.max() - 2e-6 * magnitude
+        top = scores.max()
+        log_probs = scores - top - np.log(np.exp(scores - top).sum())
+        check(walk.log_probs[row], log_probs, 4 * magnitude)
+        previous = int(chosen[row])
+
+
+@pytest.mark.over(AXES)
+def test_walks_as_the_paper_does(case: Case, device_in: Callable[[str], Device]) -> None:
+    """A wrong predecessor spoils every row behind it, and the acceptance with them."""
+    _run(case, device_in(case["order"]))
+
+
+@pytest.mark.parametrize("count", [5, 16])
+def test_does_nothing_that_metal_forbids(count: int, traced_device: Device) -> None:
+    """Each row waits for the token before it; without that wait the walk is a race."""
+    case = {"dtype": "bfloat16", "books": "bfloat16", "rows": 7, "rank": 40, "temperature": 0.7}
+    _run({**case, "count": count}, traced_device)
+
+
+def test_without_a_device_the_reference_answers() -> None:
+    """A machine without Metal is a normal case, not an error."""
+    case = {"dtype": "float32", "books": "float32", "rows": 7, "rank": 40, "temperature": 0.7}
+    _run({**case, "count": 16}, None)
+
+
+def test_equal_scores_go_to_the_earlier_candidate(ordered_device: Device) -> None:
+    """Candidates come best first; a tie must not depend on the order of lanes."""
+    anchor, rows, books, _, noise = _inputs(
+        {
+            "dtype": "float32",
+            "books": "float32",
+            "rows": 3,
+            "rank": 32,
+            "temperature": 0.0,
+            "count": 16,
+        }
+    )
+    rows = replace(rows, unary=mx.zeros_like(rows.unary), projected=mx.zeros_like(rows.projected))
+    walk = candidate_walk(anchor, rows, books, 0.0, noise, device=ordered_device)
+    assert mx.array_equal(walk.tokens, rows.candidates[:, 0])
+
+
+BAD: dict[str, tuple[Callable[[Inputs], Inputs], str]] = {
+    "anchor": (lambda i: (mx.array([1, 2]), *i[1:]), "one int32"),
+    "candidates": (
+        lambda i: (i[0], replace(i[1], candidates=i[1].candidates.astype(mx.uint32)), *i[2:]),
+        "int32 is needed",
+    ),
+    "projected": (
+        lambda i: (i[0], replace(i[1], projected=i[1].projected[:, :8]), *i[2:]),
+        "projected is",
+    ),
+    "unary": (lambda i: (i[0], replace(i[1], unary=i[1].unary[:1]), *i[2:]), "unary is"),
+    "codebooks": (
+        lambda i: (*i[:2], replace(i[2], after=i[2].after.astype(mx.float16)), *i[3:]),
+        "one type",
+    ),
+    "noise": (lambda i: (*i[:4], i[4].astype(mx.float16)), "noise is"),
+    "temperature": (lambda i: (*i[:3], -1.0, i[4]), "temperature of -1"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_refuses_what_it_cannot_take(name: str) -> None:
+    """Bad input must raise with its reason, with and without Metal, never answer wrongly."""
+    spoil, reason = BAD[name]
+    case = {"dtype": "float32", "books": "float32", "rows": 7, "rank": 40, "temperature": 0.7}
+    good = _inputs({**case, "count": 16})
+    with pytest.raises(BadRequest, match=reason):
+        candidate_walk(*spoil(good), device=None)
+    assert candidate_walk_refusal(*good) is None
