@@ -17,9 +17,12 @@ from dflash_mlx.probing import Probing, TextChange
 from dflash_mlx.rounds import Round
 
 _SPAN = 512
-_DRAFTING_SHARE, _PROBING_SHARE = 0.019, 0.025
-"""Over any `_SPAN` tokens drafting may lose this share of plain decoding's time, and a little is
-left for the probes that find out whether bad luck is over."""
+_DRAFTING_SHARE, _PROBING_SHARE = (0.013, 0.022), 0.025
+"""Shares of plain decoding's time that may be lost over any `_SPAN` tokens: by drafting that
+hardly pays and that surely pays, and by probes, which find out whether bad luck is over."""
+
+_SURE_GAIN = 0.4
+"""Speed beyond plain decoding's at which drafting surely pays."""
 
 _EDGE = 1.02
 """How much better another width must look before it is taken."""
@@ -56,8 +59,12 @@ _SLOWER = "plain decoding is faster on this text"
 _BELIEVED = 2
 """Rounds of a width after which its cost is a fact."""
 
-_CLOSE, _CHECK_EVERY = 1.6, 400
-"""Below this gain plain steps are measured again, after this many tokens for a gain of 1."""
+_CHECK_EVERY = 500
+"""Tokens after which plain steps are measured again, times the gain beyond 1: four plain steps
+then cost 0.8% of the time, whatever the gain."""
+
+_WORRY, _CHECK_LOSING = 3.0, 32
+"""Behind by so many plain steps, it is after so many tokens."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,7 @@ class AdaptiveBlock:
     def rows(self, context: int) -> int:
         """Return the rows of the next round behind `context` rows."""
         self._context = context
-        if self._broken or self._check:
+        if self._broken or self._check or self._costs.n_seen(1, context) < _BELIEVED:
             return 1
         if self.parked:
             width = self._probe_rows() if self._probing.due else 1
@@ -110,7 +117,7 @@ class AdaptiveBlock:
         if gain < 1 / _EDGE:
             return 1
         width = min(width, self._trusted_rows())
-        if not self._ledger.allows(self._risk(width), _DRAFTING_SHARE):
+        if not self._ledger.allows(self._risk(width), self._share(gain)):
             self._park("drafting has lost too much time lately")
             return 1
         self._rows = width
@@ -135,12 +142,12 @@ class AdaptiveBlock:
         n_rows, n_tokens = done.drafted + 1, len(done.tokens)
         self._learn_cost(done)
         if done.drafted:
-            lost = self._price(done) - n_tokens
-            self._ledger.book(n_tokens, lost)
-            self._learn_acceptance(done, lost)
+            price = self._price(done)
+            self._ledger.book(n_tokens, price)
+            self._learn_acceptance(done, price - n_tokens)
             self._reconsider(done)
         else:
-            self._ledger.book(n_tokens, 0.0)
+            self._ledger.book(n_tokens)
             if self.parked:
                 self._probing.step(n_tokens)
             elif self._best(self._all)[1] < 1 / _EDGE:
@@ -168,8 +175,10 @@ class AdaptiveBlock:
             return
         self._n_plain += 1
         self._check = max(0, self._check - 1)
-        if self._n_plain > 1:
+        if self._n_plain != 1 or not self._n_unchecked:
+            believed = self._risk(self._rows) + 1
             self._costs.observe(1, done.context, done.seconds)
+            self._ledger.correct((self._risk(self._rows) + 1) / believed)
             self._n_unchecked = 0
 
     def _price(self, done: Round) -> float:
@@ -206,13 +215,24 @@ class AdaptiveBlock:
         if self.parked is None:
             if hope < 1 / _EDGE and self._paid < 0:
                 self._park(_SLOWER)
-            elif self._n_unchecked > _CHECK_EVERY * (gain - 1) and gain < _CLOSE:
-                self._check = 3
+            elif self._n_unchecked > self._check_after(gain):
+                self._check = 4
         elif gain >= _EDGE:
             self.parked = None
             self._probing.won()
         elif self._paid < 0 and hope < 1:
             self._wait()
+
+    def _share(self, gain: float) -> float:
+        """Return the share that drafting may lose: the more, the surer it is to come back."""
+        low, high = _DRAFTING_SHARE
+        return low + (high - low) * min(max((gain - 1) / _SURE_GAIN, 0.0), 1.0)
+
+    def _check_after(self, gain: float) -> float:
+        """Return the tokens after which plain steps are measured again: soon while losing."""
+        if self._ledger.worst > _WORRY:
+            return _CHECK_LOSING
+        return _CHECK_EVERY * (gain - 1)
 
     def _park(self, reason: str) -> None:
         self.parked = reason

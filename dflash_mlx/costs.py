@@ -18,8 +18,8 @@ Floats = NDArray[np.float64]
 _NOISE = 0.01
 """Variance of the log of one measured time around its cost."""
 
-_CLIP = 0.25
-"""Most that one round may tell of a log-cost: a page fault is no new cost."""
+_CLIP = 2.5
+"""Most that one round may tell, in standard errors: a page fault is no new cost."""
 
 _MACHINE, _PLAIN, _DRAFT, _WIDTH = 0.01, 0.0025, 0.03, 0.01
 """Variances of what a curve may have wrong: in everything alike, in plain steps, in all drafting,
@@ -112,8 +112,10 @@ class LiveCosts:
         at = n_rows - 1
         news = math.log(max(seconds, 1e-9) / self.curve.at(n_rows, context)) - self._shift[at]
         self._doubt += self._walk
-        gain = self._doubt[at] / (self._doubt[at, at] + _NOISE)
-        self._shift += gain * min(max(news, -_CLIP), _CLIP)
+        variance = self._doubt[at, at] + _NOISE
+        most = _CLIP * math.sqrt(variance)
+        gain = self._doubt[at] / variance
+        self._shift += gain * min(max(news, -most), most)
         self._doubt -= np.outer(gain, self._doubt[at])
         self._seen[n_rows] = (self.n_seen(n_rows, context) + 1, context)
         self._context = context

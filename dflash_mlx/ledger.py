@@ -4,33 +4,44 @@ Losses are in plain steps. The ledger is what makes "never slower" a property of
 not of its tuning: a round that could take the worst stretch beyond the allowance is not drafted.
 """
 
-from collections import deque
+import numpy as np
 
 
 class Ledger:
-    """Losses over the last `span` tokens."""
+    """Prices and tokens of the drafted rounds of the last `span` tokens.
+
+    A plain step costs its token by definition, whatever a clock says of it. Prices are estimates
+    until plain steps are measured again, so they can be corrected afterwards.
+    """
 
     def __init__(self, span: int) -> None:
         self._span = span
-        self._n_tokens = 0
-        self._lost = 0.0
-        self._lows: deque[tuple[int, float]] = deque([(0, 0.0)])
-        """Places where counting could begin: (tokens, loss so far), both ascending."""
+        self._places = np.zeros((4 * span, 3))  # sums so far: tokens, drafted tokens, price
+        self._first, self._last = 0, 0
 
-    def book(self, n_tokens: int, lost: float) -> None:
-        """Enter a round that committed `n_tokens` and cost `lost` plain steps more than they."""
-        self._n_tokens += n_tokens
-        self._lost += lost
-        while self._lows and self._lows[-1][1] >= self._lost:
-            self._lows.pop()
-        self._lows.append((self._n_tokens, self._lost))
-        while self._lows[0][0] < self._n_tokens - self._span:
-            self._lows.popleft()
+    def book(self, n_tokens: int, price: float | None = None) -> None:
+        """Enter a round: its tokens, and its price in plain steps if it was drafted."""
+        if self._last == len(self._places) - 1:
+            kept = self._places[self._first : self._last + 1].copy()
+            self._places[: len(kept)] = kept
+            self._first, self._last = 0, len(kept) - 1
+        drafted = 0 if price is None else n_tokens
+        now = self._places[self._last] + (n_tokens, drafted, price or 0.0)
+        self._last += 1
+        self._places[self._last] = now
+        while self._places[self._first, 0] < now[0] - self._span:
+            self._first += 1
+
+    def correct(self, factor: float) -> None:
+        """Multiply all prices: a plain step turned out to be shorter or longer."""
+        self._places[self._first : self._last + 1, 2] *= factor
 
     @property
     def worst(self) -> float:
         """Plain steps lost since the least favourable beginning within the span, at least 0."""
-        return self._lost - self._lows[0][1]
+        places = self._places[self._first : self._last + 1]
+        lost = places[:, 2] - places[:, 1]
+        return float(lost[-1] - lost.min())
 
     def allows(self, risk: float, share: float) -> bool:
         """Whether a round that may lose `risk` plain steps keeps within `share` of the span."""
