@@ -19,10 +19,9 @@ from dflash_mlx.errors import BadRequest
 def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt, or - to read it from stdin.")],
     options: RequestOptions,
-    chat_template: Annotated[
-        bool,
-        typer.Option("--chat-template/--no-chat-template", help="Answer, or just continue."),
-    ] = True,
+    plain_text: Annotated[
+        bool, typer.Option("--no-chat-template", help="Continue the prompt instead of answering.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Answer one prompt: the text on stdout and nothing else.
@@ -31,12 +30,12 @@ def generate(
     """
     options.check()
     text = _prompt(prompt)
-    if options.system and not chat_template:
+    if options.system and plain_text:
         raise BadRequest("--system needs the chat template; put its text into the prompt")
     choose_blas(blas_choice(options.blas))
     terminal = Terminal()
     with open_pair(options.model, options.draft, terminal) as engine:
-        config = options.generation(engine.loaded.sampling, chat_template)
+        config = options.generation(engine.loaded.sampling, chat_template=not plain_text)
         stream = engine.session(options.system).stream(text, config)
         for line in describe(engine, config, options):
             terminal.say(line, dim=True)

@@ -1,0 +1,45 @@
+"""Fixtures for the command line: a quick pair in place of a loaded one, and no user's files."""
+
+import pytest
+
+from dflash_mlx.engine import Engine, LoadHooks
+from tests.commands import tiny_pair
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """An empty home: no settings, no hub cache, no history."""
+    for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path
+
+
+class SharedEngine(Engine):
+    """An engine that many tests open and close, made once."""
+
+    def close(self):
+        """Stay open for the next test."""
+
+
+@pytest.fixture(scope="session")
+def shared_engine():
+    """The tiny pair, loaded."""
+    made = tiny_pair.load("smollm2-135m")
+    yield SharedEngine(made.loaded, made.worker)
+    made.close()
+
+
+@pytest.fixture
+def loads(home, monkeypatch, shared_engine):
+    """Make commands load the tiny pair; the list of (model, draft) that they asked for."""
+    asked = []
+
+    def load(model, draft="auto", cache=None, hooks: LoadHooks | None = None):
+        asked.append((model, draft))
+        if (model, draft) == ("smollm2-135m", "auto"):
+            return shared_engine
+        return tiny_pair.load(model, draft, cache, hooks)
+
+    monkeypatch.setattr("dflash_mlx.engine.load", load)
+    return asked

@@ -1,0 +1,28 @@
+"""Answers made up for tests that are about showing them."""
+
+from dflash_mlx.answer import Result
+from dflash_mlx.stats import Stats
+
+STATS = Stats(
+    rounds=10,
+    drafted=70,
+    accepted=14,
+    acceptance=0.2,
+    tokens_per_round=2.4,
+    accepted_lengths={0: 4, 1: 2, 3: 4},
+    accepted_by_position=(0.6, 0.4, 0.4, 0.0, 0.0, 0.0, 0.0),
+    prefill_s=0.5,
+    decode_s=2.0,
+    prefill_tps=100.0,
+    decode_tps=12.0,
+    draft_s=0.4,
+    verify_s=1.6,
+    host_reads=10,
+    block=8,
+    path="dflash",
+    parked_at=None,
+    reason=None,
+    peak_memory_bytes=610_000_000,
+    blas="openblas",
+)
+RESULT = Result("text", (1, 2), "stop", 60, 10, 24, "tiny", "draft", None, STATS)

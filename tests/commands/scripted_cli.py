@@ -1,0 +1,105 @@
+"""The command line over an engine that plays a script, for tests that need a terminal.
+
+It answers with numbers, one a round. Real are the thread that works, the streams that bring the
+answer and everything about the command line; not having to import mlx-lm keeps a test short.
+The model's name says what takes a minute: `slow-load`, `slow-read`, `slow-write`.
+"""
+
+import sys
+import threading
+import time
+from dataclasses import dataclass, replace
+from types import ModuleType, SimpleNamespace
+
+from dflash_mlx.answer import Chunk, Stream
+from dflash_mlx.commands import main
+from dflash_mlx.config import GenerationConfig, SamplingConfig
+from dflash_mlx.worker import Feed, Worker
+from tests.commands.results import RESULT
+
+MINUTE = 60
+
+
+@dataclass
+class Engine:
+    """Plays the part of `dflash_mlx.Engine` and of its sessions."""
+
+    model: str
+    worker: Worker
+
+    @property
+    def loaded(self):
+        return SimpleNamespace(
+            model_name=self.model,
+            draft_name="scripted-draft",
+            sampling=SamplingConfig(),
+            compute=SimpleNamespace(device="metal"),
+            blas="accelerate",
+            block=lambda config: 8,
+            thinking=lambda config: None,
+            check=lambda prompt, config: None,
+        )
+
+    def session(self, system=None):
+        return self
+
+    def stream(self, prompt: str, config: GenerationConfig) -> Stream:
+        def start(feed: Feed[Chunk], cancelled: threading.Event) -> None:
+            self.worker.submit(lambda: self._serve(prompt, config, feed, cancelled), cancelled)
+
+        return Stream(start)
+
+    def _serve(self, prompt, config, feed, cancelled):
+        feed.put(Chunk(progress=(0, len(prompt))))
+        if self.model == "slow-read":
+            time.sleep(MINUTE)
+        written = 0
+        while written < config.max_tokens and not cancelled.is_set():
+            feed.put(Chunk(text=f"{written} ", tokens=(written,)))
+            written += 1
+            time.sleep(0.05 if self.model == "slow-write" else 0)
+        reason = "cancelled" if cancelled.is_set() else "length"
+        result = replace(
+            RESULT,
+            text="".join(f"{number} " for number in range(written)),
+            tokens=tuple(range(written)),
+            generated_tokens=written,
+            finish_reason=reason,
+            prompt_tokens=len(prompt),
+            cached_tokens=0,
+        )
+        feed.put(Chunk(result=result))
+        feed.end()
+
+    def close(self):
+        self.worker.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.close()
+
+
+@dataclass(frozen=True)
+class LoadHooks:
+    """What a caller of `load` is told."""
+
+    on_step: object
+    on_progress: object
+    on_notice: object
+
+
+def load(model, draft, hooks):
+    hooks.on_step(f"loading {model}")
+    worker = Worker(model)
+    if model == "slow-load":
+        worker.run(lambda: time.sleep(MINUTE))
+    return Engine(model, worker)
+
+
+if __name__ == "__main__":
+    stage = ModuleType("dflash_mlx.engine")
+    stage.load, stage.LoadHooks = load, LoadHooks
+    sys.modules["dflash_mlx.engine"] = stage
+    sys.exit(main())

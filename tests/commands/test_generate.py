@@ -1,0 +1,145 @@
+"""`dflash-mlx generate`: the text on stdout and nothing else, or one JSON object."""
+
+import io
+import json
+import sys
+
+import pytest
+
+from dflash_mlx.commands import main
+from dflash_mlx.config import GenerationConfig
+
+SHORT = ("--max-tokens", "24")
+
+
+class Pipe(io.StringIO):
+    """A stdin with bytes below it, as a pipe has."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content.decode(errors="surrogateescape"))
+        self.buffer = io.BytesIO(content)
+
+
+@pytest.fixture(scope="module")
+def expected(shared_engine):
+    """What the library itself answers to "Hello"."""
+    return shared_engine.generate("Hello", GenerationConfig(max_tokens=24))
+
+
+def run(capsys, *arguments):
+    code = main(["generate", *arguments])
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    return said
+
+
+def test_stdout_is_the_text_and_nothing_else(loads, capsys, expected):
+    """`generate > file` with a banner, a newline or a statistic in it is not what was written."""
+    assert run(capsys, "Hello", *SHORT).out == expected.text
+
+
+def test_stderr_tells_what_was_loaded_and_how_it_went(loads, capsys):
+    """Half the speed reports are about a setting nobody saw."""
+    err = run(capsys, "Hello", *SHORT).err
+    assert "smollm2-135m + tiny-draft: block 8, greedy" in err
+    assert "prompt 23 new + 0 cached" in err
+    assert "tok/round" in err and "accepted" in err
+
+
+def test_json_is_one_object_with_everything(loads, capsys, expected):
+    """Programs read fields; one that is missing or renamed breaks them."""
+    said = run(capsys, "Hello", *SHORT, "--json")
+    found = json.loads(said.out)
+    assert said.out.count("\n") == 1
+    assert found["text"] == expected.text
+    assert found["tokens"] == list(expected.tokens)
+    assert found.keys() >= {"finish_reason", "prompt_tokens", "cached_tokens", "generated_tokens"}
+    assert found.keys() >= {"model", "draft", "seed"}
+    stats = {"rounds", "drafted", "accepted", "acceptance", "tokens_per_round", "block", "path"}
+    stats |= {"accepted_lengths", "accepted_by_position", "host_reads", "parked_at", "reason"}
+    stats |= {"prefill_s", "decode_s", "prefill_tps", "decode_tps", "draft_s", "verify_s"}
+    assert found["stats"].keys() >= stats | {"peak_memory_bytes", "blas"}
+    assert sum(found["stats"]["accepted_lengths"].values()) <= found["stats"]["rounds"]
+
+
+def test_a_dash_reads_the_prompt_from_stdin(loads, capsys, monkeypatch, expected):
+    """Long prompts do not fit on a command line."""
+    monkeypatch.setattr(sys, "stdin", Pipe(b"Hello"))
+    assert run(capsys, "-", *SHORT).out == expected.text
+
+
+@pytest.mark.parametrize(("content", "named"), [(b"\xff\xfe\x00", "UTF-8"), (b" \n", "empty")])
+def test_stdin_that_is_no_prompt_is_refused(loads, capsys, monkeypatch, content, named):
+    """A picture piped in by mistake must not become a traceback, nor an empty file an answer."""
+    monkeypatch.setattr(sys, "stdin", Pipe(content))
+    assert main(["generate", "-"]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and named in said.err
+    assert loads == []
+
+
+def test_model_and_draft_are_passed_on(loads, capsys):
+    """`--draft none` that still drafts would make every comparison wrong."""
+    err = run(capsys, "Hello", "--model", "other", "--draft", "none", *SHORT).err
+    assert loads == [("other", "none")]
+    assert "other, no draft: plain decoding" in err
+    assert "| plain decoding" in err
+
+
+def test_the_text_is_the_same_at_every_block(loads, capsys, expected):
+    """A block size is about speed, never about text."""
+    for block in ("1", "3", "8"):
+        assert run(capsys, "Hello", "--block", block, *SHORT).out == expected.text
+
+
+def test_a_block_the_pair_cannot_serve_is_refused(loads, capsys):
+    """Silently drafting less than asked hides a mistake."""
+    assert main(["generate", "Hello", "--block", "9"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "trained for blocks of 8" in said.err.splitlines()[-1]
+
+
+def test_without_a_template_the_prompt_is_continued(loads, capsys):
+    """Base models have no template, and some prompts want none."""
+    said = run(capsys, "Hello", "--no-chat-template", "--json", *SHORT)
+    assert json.loads(said.out)["prompt_tokens"] == len(b"Hello")
+
+
+def test_the_system_message_reaches_the_model(loads, capsys):
+    """A system prompt that is parsed and dropped is found out weeks later."""
+    said = run(capsys, "Hello", "--system", "Be brief", "--json", *SHORT)
+    bare = run(capsys, "Hello", "--json", *SHORT)
+    more = json.loads(said.out)["prompt_tokens"] - json.loads(bare.out)["prompt_tokens"]
+    assert more == len(b"<system>Be brief\n")
+
+
+def test_a_seed_makes_sampling_repeatable_and_is_told(loads, capsys):
+    """An answer that cannot be had again cannot be reported."""
+    sampled = ("Hello", "--temperature", "1.5", *SHORT)
+    first = run(capsys, *sampled, "--seed", "7")
+    assert run(capsys, *sampled, "--seed", "7").out == first.out
+    assert "seed 7" in first.err
+    assert "temperature 1.5" in first.err
+
+
+def test_idle_options_are_named(loads, capsys):
+    """--top-p in greedy decoding changes nothing; saying nothing would mislead."""
+    assert "--top-p changes nothing" in run(capsys, "Hello", "--top-p", "0.5", *SHORT).err
+
+
+def test_a_stop_text_ends_the_answer(loads, capsys, expected):
+    """Text behind a stop string, or part of it, would break whoever parses the answer."""
+    stop = expected.text[5:7]
+    cut = expected.text[: expected.text.index(stop)]
+    said = run(capsys, "Hello", "--stop", stop, "--json", *SHORT)
+    assert json.loads(said.out)["text"] == cut
+    assert json.loads(said.out)["finish_reason"] == "stop"
+
+
+def test_a_prompt_longer_than_the_context_is_refused(loads, capsys):
+    """Cutting it silently answers another question."""
+    assert main(["generate", "x" * 2000]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "the context holds 1024" in said.err.splitlines()[-1]

@@ -1,0 +1,197 @@
+"""What every command owes a user: one line for an error, nothing on stdout, quick help."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dflash_mlx import commands
+from dflash_mlx.commands import app, main
+from dflash_mlx.commands.refused import _REMEDIES
+from dflash_mlx.errors import BadRequest, PairMismatch
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def refused(capsys, *arguments):
+    """Run the command line, which must refuse; return its one line."""
+    code = main(list(arguments))
+    said = capsys.readouterr()
+    assert code == 2
+    assert said.out == ""
+    assert said.err.startswith("dflash-mlx: ")
+    assert said.err.count("\n") == 1 and said.err.endswith("\n")
+    return said.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ("nonsense", "nonsense"),
+        ("--nonsense", "--nonsense"),
+        ("generate", "prompt"),
+        ("generate hi --nonsense", "--nonsense"),
+        ("generate hi --max-tokens", "--max-tokens"),
+        ("generate hi --max-tokens many", "--max-tokens"),
+        ("generate hi --max-tokens 0", "max_tokens is 0"),
+        ("generate hi --temperature -1", "temperature is -1"),
+        ("generate hi --temperature nan", "temperature is nan"),
+        ("generate hi --temperature 1e9", "temperature is 1000000000"),
+        ("generate hi --top-p 0", "top_p is 0"),
+        ("generate hi --top-k -1", "top_k is -1"),
+        ("generate hi --min-p 2", "min_p is 2"),
+        ("generate hi --repetition-penalty 0", "repetition_penalty is 0"),
+        ("generate hi --seed -1", "seed is -1"),
+        ("generate hi --logit-bias 5", "--logit-bias"),
+        ("generate hi --logit-bias x=1", "--logit-bias"),
+        ("generate hi --logit-bias 5=inf", "logit_bias"),
+        ("generate hi --block 0", "block is 0"),
+        ("generate hi --block many", "--block"),
+        ("generate hi --block 4 --draft none", "--block 4"),
+        ("generate hi --blas fast", "--blas"),
+        ("generate hi --system x --no-chat-template", "--system"),
+        ("generate hi" + " --stop x" * 5, "stop"),
+        ("generate hi there", "there"),
+        ("chat hi", "hi"),
+        ("doctor --context 0", "--context"),
+        ("models --all", "--all"),
+    ],
+)
+def test_a_wrong_argument_is_one_line_that_names_it(capsys, arguments, named):
+    """A usage screen or a traceback hides what is wrong; a second line breaks scripts."""
+    assert named in refused(capsys, *arguments.split())
+
+
+def test_an_empty_prompt_is_refused(capsys):
+    """Spaces would be answered with something, and nobody would know to what."""
+    assert "empty" in refused(capsys, "generate", "  ")
+
+
+@pytest.mark.parametrize("command", ["generate hi", "chat"])
+@pytest.mark.parametrize("option", sorted(_REMEDIES))
+def test_an_option_of_other_programs_is_refused_with_what_to_do(capsys, option, command):
+    """`--kv-bits` taken and ignored is a lie; 'no such option' sends people searching."""
+    line = refused(capsys, *command.split(), option, "1")
+    assert f"{option} is not supported: " in line
+
+
+def test_no_option_is_both_offered_and_refused():
+    """The table of refusals would shadow nothing and mislead readers."""
+    from dflash_mlx.commands.options import RequestOptions
+
+    offered = {"--" + name.replace("_", "-") for name in RequestOptions.__dataclass_fields__}
+    assert not offered & _REMEDIES.keys()
+
+
+@pytest.mark.parametrize("command", ["generate hi", "chat", "doctor"])
+def test_a_misspelled_nickname_is_corrected(capsys, home, command):
+    """Nobody remembers where the hyphens go."""
+    line = refused(capsys, *command.split(), "--model", "smolm2-135")
+    assert "smollm2-135m" in line.partition("did you mean")[2]
+
+
+@pytest.mark.parametrize("command", ["generate hi", "chat"])
+def test_what_loading_refuses_is_one_line(loads, capsys, command):
+    """Corrupt files are a user's problem, not ours to print a stack for."""
+    assert main([*command.split(), "--model", "bad"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.splitlines()[-1].startswith("dflash-mlx: bad.safetensors is not readable")
+
+
+def test_a_message_of_several_lines_becomes_one(capsys, monkeypatch):
+    """Libraries below us put line breaks into their reasons."""
+    monkeypatch.setattr(app, "run", lambda arguments: (_ for _ in ()).throw(BadRequest("a\n  b")))
+    assert refused(capsys) == "dflash-mlx: a b\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(KeyboardInterrupt(), 130), (BrokenPipeError(), 141), (PairMismatch("x"), 2)],
+)
+def test_exit_codes(capsys, monkeypatch, error, code):
+    """Scripts tell an interrupt and a closed pipe from a failure by the code."""
+
+    def run(arguments):
+        raise error
+
+    monkeypatch.setattr(app, "run", run)
+    assert main([]) == code
+    assert capsys.readouterr().out == ""
+
+
+def test_a_bug_is_not_hidden(monkeypatch):
+    """A bug that looks like a user's error is never reported."""
+    monkeypatch.setattr(app, "run", lambda arguments: {}["missing"])
+    with pytest.raises(KeyError):
+        main([])
+
+
+@pytest.mark.parametrize("command", ["", *app._COMMANDS])
+def test_help_imports_no_model_machinery(command):
+    """Help that waits a second for MLX and transformers feels broken."""
+    heavy = ("mlx.core", "mlx_lm", "transformers", "huggingface_hub", "numpy", "rich", "pydantic")
+    code = (
+        "import sys; from dflash_mlx.commands import main\n"
+        f"assert main({[*command.split(), '--help']!r}) == 0\n"
+        f"sys.stderr.write(repr([name for name in {heavy} if name in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("Usage: dflash-mlx")
+    assert done.stderr == "[]"
+
+
+def test_every_command_has_a_description(capsys):
+    """A list of bare names helps nobody."""
+    assert main(["--help"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"  {name} " in listed and text in listed for name, text in app._COMMANDS.items())
+
+
+def test_the_version_is_told(capsys):
+    """The first thing asked for in a bug report."""
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("dflash-mlx 0.")
+
+
+def test_the_launcher_says_how_to_install():
+    """From a bare checkout the package's parts are not in their place."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(ROOT / "cli.py"), "chat"], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert done.stderr == "dflash-mlx is not installed here; run: pip install -e .\n"
+
+
+def test_the_launcher_launches():
+    """`python cli.py` in an installed checkout is the command itself."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "cli.py"), "--version"], capture_output=True, text=True
+    )
+    assert done.stdout.startswith("dflash-mlx 0.")
+
+
+def test_a_full_disk_is_one_line():
+    """`> file` on a full disk is no bug of ours."""
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("only Linux has a disk that is always full")
+    with full.open("w") as out:
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "cli.py"), "--help"],
+            stdout=out,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "dflash-mlx: the output cannot be written: No space left on device; make room"
+    ]
+
+
+def test_closed_streams_are_not_written_to(monkeypatch):
+    """A daemon closes its streams; Python then has None in their place."""
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert commands.main(["nonsense"]) == 2

@@ -1,0 +1,31 @@
+"""The tiny pair in place of a loaded one: real models, a real engine, no files."""
+
+from dflash_mlx.config import CacheConfig
+from dflash_mlx.decode import Pair
+from dflash_mlx.engine import Engine, LoadHooks
+from dflash_mlx.errors import BadCheckpoint
+from dflash_mlx.loaded import LoadedPair
+from dflash_mlx.worker import Worker
+from tests.tiny import loaded_pair, random_draft, tiny_target
+
+
+def load(
+    model: str = "tiny",
+    draft: str = "auto",
+    cache: CacheConfig | None = None,
+    hooks: LoadHooks | None = None,
+) -> Engine:
+    """Stand in for `dflash_mlx.load`; a model called `bad` cannot be loaded."""
+    hooks = hooks or LoadHooks()
+    hooks.on_step(f"loading {model}")
+    if model == "bad":
+        raise BadCheckpoint("bad.safetensors is not readable; fetch it again")
+    worker = Worker(model)
+
+    def make() -> LoadedPair:
+        target = tiny_target("qwen3")
+        if draft == "none":
+            return loaded_pair(Pair(target), model_name=model, draft_name=None)
+        return loaded_pair(Pair(target, random_draft(target)), model_name=model)
+
+    return Engine(worker.run(make), worker)
