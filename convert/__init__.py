@@ -15,7 +15,7 @@ from dflash_mlx.convert.place import enough_disk, output_folder
 from dflash_mlx.convert.progress import Progress, Watcher, unwatched
 from dflash_mlx.convert.shards import write_weights
 from dflash_mlx.convert.verify import verify
-from dflash_mlx.convert.workfolder import WorkFolder
+from dflash_mlx.convert.workfolder import WorkFolder, check_replaceable
 
 __all__ = [
     "ConvertConfig",
@@ -34,6 +34,8 @@ def plan_conversion(config: ConvertConfig, watch: Watcher = unwatched) -> list[J
     Raises:
         DFlashError: the source cannot be converted as asked; the message says what to do.
     """
+    if config.out:
+        check_replaceable(config.out.expanduser(), config.force)
     sources = open_sources(config, watch)
     return [make_job(source, config, folder, watch) for folder, source in sources.items()]
 

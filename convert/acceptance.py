@@ -17,6 +17,7 @@ from dflash_mlx.convert.tensors import Rows, read_all
 from dflash_mlx.decode import Cut, Pair, Plan, decode
 from dflash_mlx.loading import LoadedTarget, load_draft, load_target
 from dflash_mlx.models.draft import BoundDraft
+from dflash_mlx.models.drafts import bind
 from dflash_mlx.models.families import is_supported
 from dflash_mlx.policy import FixedBlock
 from dflash_mlx.prefill import prefill
@@ -68,7 +69,7 @@ def _from_rows(job: Job, target: LoadedTarget, compute: Compute) -> BoundDraft:
     model = draft_module(job.draft, values)
     fill(model, {name: read_all(rows) for name, rows in values.items()}, job.source.name)
     settle_weights(model, compute)
-    return BoundDraft(model, target.target)
+    return bind(model, target.target)
 
 
 def _measure(

@@ -8,23 +8,7 @@ from dflash_mlx.convert.layout import Layout, check_complete
 from dflash_mlx.convert.tensors import Rows
 from dflash_mlx.errors import BadCheckpoint
 from dflash_mlx.models.draft_config import DraftConfig
-
-_CODEBOOKS = ("candidate_selector.predecessor_codebook", "candidate_selector.successor_codebook")
-"""Published DFlash 2 files hold these as bare arrays; as embeddings they can be quantized."""
-
-_TRAINING_ONLY = ("verifier_norm.weight", "verifier_lm_head.weight", "rotary_emb.inv_freq")
-"""What speculators and old exports store beside the draft: copies of the target's weights."""
-
-_MAPS = ("d2t", "t2d")
-"""Between a reduced draft vocabulary and the target's; they are tables, never quantized."""
-
-
-def runtime_name(name: str) -> str | None:
-    """Return what the runtime calls a draft's tensor; None for one that it has no use for."""
-    name = name.removeprefix("model.")
-    if name in _CODEBOOKS:
-        return f"{name}.weight"
-    return None if name.endswith(_TRAINING_ONLY) else name
+from dflash_mlx.models.draft_tensors import runtime_name
 
 
 def draft_layout(
@@ -42,9 +26,7 @@ def draft_layout(
             raise BadCheckpoint(f"{source} holds {ours!r} under two names; give one build of it")
         if ours:
             renamed[ours] = rows
-    maps = {name for name in _MAPS if name in renamed and config.draft_vocab_size}
-    weights = {name: rows for name, rows in renamed.items() if name not in maps}
-    check_complete(weights, model, source)
+    check_complete(renamed, model, source)
     quantizable = {
         path: True for path, module in model.named_modules() if hasattr(module, "to_quantized")
     }
@@ -54,7 +36,6 @@ def draft_layout(
 def draft_module(config: DraftConfig, names: Iterable[str]) -> nn.Module:
     """Return the runtime's module for a draft whose files hold `names`, nothing computed."""
     # mlx-lm's layers take most of a second to import
-    from dflash_mlx.models.draft import DraftModel
+    from dflash_mlx.models.drafts import draft_model
 
-    ours = {runtime_name(name) for name in names}
-    return DraftModel(config, "embed_tokens.weight" in ours, "lm_head.weight" in ours)
+    return draft_model(config, {runtime_name(name) for name in names})

@@ -19,7 +19,7 @@ from dflash_mlx.convert.safetensors import File, StoredRows
 from dflash_mlx.convert.tensors import Carrier, Rows, row_width
 from dflash_mlx.errors import UnsupportedModel
 from dflash_mlx.gguf import Place, checked_places, quantization_of, read_config
-from dflash_mlx.gguf_header import AS_STORED, TensorInfo, read_header
+from dflash_mlx.gguf_header import AS_STORED, GGUFHeader, TensorInfo, read_header
 from dflash_mlx.gguf_tokenizer import GGUFTokenizer, build_tokenizer, read_tokenizer
 
 _FLOATS = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
@@ -44,7 +44,7 @@ def open_gguf(path: Path) -> GGUFModel:
         BadCheckpoint: the file is truncated, corrupt or incomplete.
         UnsupportedModel: another family or tokenizer, or a type that needs the gguf package.
     """
-    header = read_header(path, {**AS_STORED, "BF16": (1, 2), **_unpackable()})
+    header = _header(path)
     config = read_config(header, path)
     tokenizer = read_tokenizer(header.metadata, path)
     places = checked_places(header, config, path)
@@ -60,6 +60,20 @@ def open_gguf(path: Path) -> GGUFModel:
         for part, rows in _parts(file, info).items():
             tensors[f"{place.name}.{part}"] = _in_order(rows, place)
     return GGUFModel(config, tensors, tokenizer_files(tokenizer))
+
+
+def _header(path: Path) -> GGUFHeader:
+    unpackable = _unpackable()
+    try:
+        return read_header(path, {**AS_STORED, "BF16": (1, 2), **unpackable})
+    except UnsupportedModel as error:
+        if unpackable:
+            raise
+        found = str(error).partition(";")[0]
+        raise UnsupportedModel(
+            f"{found}, which the gguf package unpacks: pip install 'dflash-mlx[gguf]', and convert "
+            "again with --dequantize"
+        ) from error
 
 
 def tokenizer_files(vocabulary: GGUFTokenizer) -> dict[str, bytes]:

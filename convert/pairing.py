@@ -8,7 +8,7 @@ from dflash_mlx.convert.progress import Progress, Watcher
 from dflash_mlx.convert.source import Source, open_source
 from dflash_mlx.errors import BadRequest, PairMismatch
 from dflash_mlx.manifest import DRAFT_FOLDER, FILE
-from dflash_mlx.models.draft_config import read_draft_config
+from dflash_mlx.models.draft_file import read_draft_config
 
 
 def open_sources(config: ConvertConfig, watch: Watcher) -> dict[str, Source]:
@@ -57,19 +57,13 @@ def check_pair(sources: Sequence[Source]) -> None:
     facts = target.config.get("text_config") or target.config
     expected = read_draft_config(draft.config, draft.name)
     hidden = expected.target_hidden_size or expected.hidden_size
-    # speculators files do not say the depth of their target, only their deepest tap
-    depth_is_known = "speculators_model_type" not in draft.config
-    deepest = max(expected.target_layer_ids) + 1
+    depth, deepest = expected.num_target_layers, max(expected.target_layer_ids) + 1
+    has = (facts.get("hidden_size"), facts.get("num_hidden_layers"))
+    # speculators files may not say the depth of their target, only their deepest tap
+    fits_depth = has[1] == depth if depth is not None else deepest <= (has[1] or 0)
     for what, need, got, fits in (
-        ("hidden size", hidden, facts.get("hidden_size"), hidden == facts.get("hidden_size")),
-        (
-            "layers",
-            expected.num_target_layers,
-            facts.get("num_hidden_layers"),
-            expected.num_target_layers == facts.get("num_hidden_layers")
-            if depth_is_known
-            else deepest <= facts.get("num_hidden_layers", 0),
-        ),
+        ("hidden size", hidden, has[0], hidden == has[0]),
+        ("layers", depth or f"{deepest} or more", has[1], fits_depth),
     ):
         if not fits:
             raise PairMismatch(

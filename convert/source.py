@@ -15,7 +15,7 @@ from dflash_mlx.convert import gguf_source, safetensors, torch_source
 from dflash_mlx.convert.locate import Located
 from dflash_mlx.convert.tensors import Rows
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
-from dflash_mlx.models.draft_config import is_draft_config
+from dflash_mlx.models.draft_file import is_draft_config
 
 Kind = Literal["target", "DFlash draft", "DFlash 2 draft"]
 _PACKED_BY_MLX = ("affine", "mxfp4", "mxfp8", "nvfp4")

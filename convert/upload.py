@@ -32,7 +32,7 @@ def upload_folder(folder: Path, repository: str, ask: Ask) -> str | None:
     api = HfApi()
     try:
         api.create_repo(repository, exist_ok=True)
-        api.upload_large_folder(repo_id=repository, folder_path=folder, repo_type="model")
+        api.upload_folder(repo_id=repository, folder_path=folder)
     except HFValidationError as error:
         raise BadRequest(f"{repository!r} is no repository name; give owner/name") from error
     except (HfHubHTTPError, HTTPError, OSError) as error:

@@ -55,7 +55,7 @@ class DraftFacts:
     hidden_size: int
     feature_size: int
     vocab_size: int
-    num_target_layers: int
+    num_target_layers: int | None
     target_layer_ids: tuple[int, ...]
     block_size: int
     mask_token_id: int

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dflash_mlx.blas import choose_blas
+from dflash_mlx.commands.terminal import Terminal
+
 if TYPE_CHECKING:
     from dflash_mlx.convert import ConvertConfig, Job
 
@@ -30,20 +33,26 @@ _Recipe = Annotated[
 ]
 _Dequantize = Annotated[
     bool,
-    typer.Option(help="Undo the source's quantization; unquantized without --bits or --recipe."),
+    typer.Option(
+        "--dequantize",
+        help="Undo the source's quantization; without --bits, --mode or --recipe that is all.",
+    ),
 ]
 _KeepUndivided = Annotated[
-    bool, typer.Option(help="Leave weights unquantized that groups do not divide.")
+    bool,
+    typer.Option("--keep-undivided", help="Leave weights unquantized that groups do not divide."),
 ]
-_DryRun = Annotated[bool, typer.Option(help="Say what would be done; write nothing.")]
+_DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; write nothing.")]
 _Verify = Annotated[bool, typer.Option(help="Compare the result with the source.")]
-_Force = Annotated[bool, typer.Option(help="Replace a model that is in the output folder.")]
+_Force = Annotated[
+    bool, typer.Option("--force", help="Replace a model that is in the output folder.")
+]
 _Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 _Upload = Annotated[str | None, typer.Option(help="Then upload to this hub repository; asks.")]
 
 
 def convert(
-    source: Annotated[str, typer.Argument(help="A hub id, a folder, or a .gguf file.")],
+    source: Annotated[str, typer.Argument(help="A hub id, a nickname, a folder, or a file.")],
     out: _Out = None,
     draft: _Draft = None,
     revision: _Revision = None,
@@ -62,6 +71,7 @@ def convert(
     upload: _Upload = None,
 ) -> None:
     """Convert a target or a draft into a quantized MLX folder, in bounded memory, checked."""
+    choose_blas("auto")  # before MLX is imported; checking multiplies matrices
     from dflash_mlx.convert import ConvertConfig
 
     config = ConvertConfig(
@@ -90,12 +100,12 @@ def _plan(config: "ConvertConfig", as_json: bool) -> None:
     from dflash_mlx.commands.conversion_view import Bar, show_plan
     from dflash_mlx.convert import plan_conversion, planned
 
-    with Bar() as bar:
+    terminal = Terminal()
+    with Bar(terminal) as bar:
         table = planned(config, plan_conversion(config, bar.watch))
+    show_plan(terminal, table)
     if as_json:
         typer.echo(json.dumps(table))
-    else:
-        show_plan(table)
 
 
 def _run(config: "ConvertConfig", as_json: bool, upload: str | None) -> None:
@@ -104,23 +114,23 @@ def _run(config: "ConvertConfig", as_json: bool, upload: str | None) -> None:
     from dflash_mlx.converted import remember
     from dflash_mlx.pins import default_folder
 
-    with Bar() as bar:
-        jobs: list[Job] = plan_conversion(config, bar.watch)
-    show_plan(planned(config, jobs))
+    terminal = Terminal()
     try:
-        with Bar() as bar:
+        with Bar(terminal) as bar:
+            jobs: list[Job] = plan_conversion(config, bar.watch)
+        show_plan(terminal, planned(config, jobs))
+        with Bar(terminal) as bar:
             outcome = convert(config, bar.watch, jobs)
     except KeyboardInterrupt:
-        typer.echo("Stopped. The same command goes on where it stopped.", err=True)
+        terminal.say("stopped; the same command goes on where it stopped")
         raise typer.Exit(130) from None
     remember(outcome.out, default_folder())
     table: dict[str, Any] = outcome.table()
+    show_outcome(terminal, table)
     if upload:
         table["uploaded"] = _upload(outcome.out, upload)
     if as_json:
         typer.echo(json.dumps(table))
-    else:
-        show_outcome(table)
 
 
 def _upload(folder: Path, repository: str) -> str | None:

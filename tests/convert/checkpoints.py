@@ -10,8 +10,8 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from dflash_mlx.convert import ConvertConfig, Outcome, convert
-from dflash_mlx.models.draft import DraftModel
-from dflash_mlx.models.draft_config import read_draft_config
+from dflash_mlx.models.draft_file import read_draft_config
+from dflash_mlx.models.drafts import draft_model
 from tests.tiny import write_target
 
 WIDE = {"hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64}
@@ -69,9 +69,22 @@ DRAFT_CONFIG: dict[str, Any] = {
 }
 
 
-def draft_weights(seed: int = 3) -> dict[str, mx.array]:
-    """Return the tensors of a random draft of `DRAFT_CONFIG`, bfloat16."""
-    model = DraftModel(read_draft_config(DRAFT_CONFIG), own_embedding=False, own_head=False)
+DRAFT2_CONFIG: dict[str, Any] = {
+    **DRAFT_CONFIG,
+    "architectures": ["DFlash2DraftModel"],
+    "is_causal": False,
+    "dflash_config": {
+        **DRAFT_CONFIG["dflash_config"],
+        **{"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 64, "selector_top_k": 4},
+    },
+}
+
+
+def draft_weights(
+    config: dict[str, Any] = DRAFT_CONFIG, more: tuple[str, ...] = (), seed: int = 3
+) -> dict[str, mx.array]:
+    """Return the runtime's tensors of a random draft, bfloat16; `more` are names it also has."""
+    model = draft_model(read_draft_config(config), more)
     names = [(name, array.shape) for name, array in tree_flatten(model.parameters())]
     keys = mx.random.split(mx.random.key(seed), len(names))
     return {

@@ -8,10 +8,12 @@ import pytest
 from dflash_mlx.compute import Compute, settle_weights
 from dflash_mlx.errors import BadCheckpoint, BadRequest, PairMismatch, UnsupportedModel
 from dflash_mlx.loading import load_draft
-from dflash_mlx.models.draft import BoundDraft, DraftModel
-from dflash_mlx.models.draft_config import read_draft_config
+from dflash_mlx.models.draft import BoundDraft
+from dflash_mlx.models.draft_file import read_draft_config
+from dflash_mlx.models.drafts import bind, draft_model
 from dflash_mlx.weights import fill
 from tests.convert.checkpoints import (
+    DRAFT2_CONFIG,
     DRAFT_CONFIG,
     WIDE,
     draft_folder,
@@ -27,15 +29,41 @@ from tests.tiny import tiny_target
 STORED = Compute("cpu", dense=False, dtype=mx.float32)
 DENSE = Compute("cpu", dense=True, dtype=mx.float32)
 
+REDUCED = {**speculators_config(), "draft_vocab_size": 96}
+IDS = mx.array(sorted({(7 * i) % 260 for i in range(96)}), dtype=mx.int64)
+COPIES = {"verifier_norm.weight": mx.ones((64,)), "verifier_lm_head.weight": mx.ones((260, 64))}
+
+
+def with_own_head():
+    """A draft whose head predicts 96 of the 260 tokens; d2t gives the steps between ids."""
+    weights = draft_weights(REDUCED, ("lm_head.weight", "d2t"))
+    reached = mx.zeros((260,), dtype=mx.bool_)
+    reached[IDS] = True
+    return weights | {"d2t": IDS - mx.arange(96, dtype=mx.int64), "t2d": reached}
+
+
+def raw_codebooks(weights):
+    """DFlash 2's tensors as published: codebooks without `.weight`."""
+    return {name.replace("codebook.weight", "codebook"): array for name, array in weights.items()}
+
+
+def prefixed(weights):
+    return {f"model.{name}": array for name, array in weights.items()}
+
+
 LAYOUTS = {
-    "published": (DRAFT_CONFIG, lambda name: name, {}),
-    "with a model prefix": (DRAFT_CONFIG, lambda name: f"model.{name}", {}),
-    "speculators": (
-        speculators_config(),
-        lambda name: name,
-        {"verifier_norm.weight": mx.ones((64,)), "verifier_lm_head.weight": mx.ones((260, 64))},
-    ),
+    # configuration, tensors as the runtime names them, and as the files do
+    "published": (DRAFT_CONFIG, draft_weights, dict),
+    "with a model prefix": (DRAFT_CONFIG, draft_weights, prefixed),
+    "speculators": (speculators_config(), draft_weights, lambda weights: weights | COPIES),
+    "speculators with a reduced vocabulary": (REDUCED, with_own_head, dict),
+    "DFlash 2": (DRAFT2_CONFIG, lambda: draft_weights(DRAFT2_CONFIG), raw_codebooks),
 }
+
+
+def layout_folder(folder, layout):
+    config, make, publish = LAYOUTS[layout]
+    return draft_folder(folder, publish(make()), config)
 
 
 @pytest.fixture(scope="module")
@@ -43,46 +71,53 @@ def target():
     return tiny_target("qwen3", **WIDE)
 
 
-def proposed(draft: BoundDraft, target) -> mx.array:
-    """The hidden rows of one block over a context of five rows."""
+def proposed(draft: BoundDraft) -> list[mx.array]:
+    """The tokens and hidden rows of one block over a context of five rows."""
     context = draft.make_context()
     features = mx.random.normal((1, 5, draft.model.config.feature_size), key=mx.random.key(5))
     draft.extend(features, 0, context)
-    return draft.hidden(7, 8, context)
+    return [draft.propose(7, 8, context).tokens, draft.hidden(7, 8, context)]
+
+
+def equal(ours, theirs) -> bool:
+    return all(mx.array_equal(*arrays) for arrays in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout_converted_equals_the_same_draft_unconverted(tmp_path, target, layout):
     """Layer ids off by one, or a lost prefix, cost acceptance and nothing else: nobody notices."""
-    config, rename, more = LAYOUTS[layout]
-    weights = {rename(name): array for name, array in draft_weights().items()} | more
-    source = draft_folder(tmp_path / "source", weights, config)
-    run(source, tmp_path / "out", dequantize=True)
-    model = DraftModel(read_draft_config(DRAFT_CONFIG), own_embedding=False, own_head=False)
-    fill(model, draft_weights(), "the published draft")
+    config, make, _ = LAYOUTS[layout]
+    run(layout_folder(tmp_path / "source", layout), tmp_path / "out", dequantize=True)
+    weights = {name: array for name, array in make().items() if name != "t2d"}
+    model = draft_model(read_draft_config(config), weights)
+    fill(model, weights, "the draft itself")
     settle_weights(model, STORED)
-    expected = proposed(BoundDraft(model, target), target)
     converted = load_draft(tmp_path / "out", target, STORED)
     assert converted.taps == (0, 2)
-    assert mx.array_equal(proposed(converted, target), expected)
+    assert equal(proposed(converted), proposed(bind(model, target)))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("options", [{}, {"bits": 8}, {"mode": "mxfp4"}, {"recipe": "uniform"}])
+@pytest.mark.parametrize("options", [{}, {"bits": 8}, {"mode": "mxfp4"}])
 def test_a_quantized_draft_loads_and_computes_what_its_values_say(
     tmp_path, target, layout, options
 ):
     """4-bit drafts are what people have, and most loaders cannot read them at all."""
-    config, rename, more = LAYOUTS[layout]
-    weights = {rename(name): array for name, array in draft_weights().items()} | more
-    source = draft_folder(tmp_path / "source", weights, config)
-    run(source, tmp_path / "packed", **options)
+    run(layout_folder(tmp_path / "source", layout), tmp_path / "packed", **options)
     run(tmp_path / "packed", tmp_path / "values", dequantize=True, dtype="float32")
-    packed = proposed(load_draft(tmp_path / "packed", target, DENSE), target)
-    values = proposed(load_draft(tmp_path / "values", target, DENSE), target)
-    assert mx.array_equal(packed, values)
-    near = proposed(load_draft(tmp_path / "packed", target, STORED), target)
-    assert mx.allclose(near, values, rtol=0.1, atol=0.1), "packed products are those of the values"
+    values = proposed(load_draft(tmp_path / "values", target, DENSE))
+    assert equal(proposed(load_draft(tmp_path / "packed", target, DENSE)), values)
+    near = proposed(load_draft(tmp_path / "packed", target, STORED))
+    assert mx.allclose(near[1], values[1], rtol=0.1, atol=0.1), "products are those of the values"
+
+
+def test_the_tables_of_a_reduced_vocabulary_come_along_as_they_are(tmp_path):
+    """A rounded or reordered table sends every draft token to another word."""
+    layout = "speculators with a reduced vocabulary"
+    run(layout_folder(tmp_path / "source", layout), tmp_path / "out", bits=4)
+    weights = weights_of(tmp_path / "out")
+    assert mx.array_equal(weights["d2t"], with_own_head()["d2t"])
+    assert weights["lm_head.scales"].shape == (96, 1)
 
 
 def test_the_draft_recipe_keeps_the_sensitive_weights_wide(tmp_path):

@@ -1,0 +1,124 @@
+"""`dflash-mlx convert` from arguments to exit code."""
+
+import json
+
+import pytest
+
+from dflash_mlx.commands import main
+from dflash_mlx.convert.upload import upload_folder
+from dflash_mlx.converted import converted, remember
+from dflash_mlx.errors import BadRequest
+from tests.convert.checkpoints import draft_folder
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
+    return draft_folder(tmp_path / "source")
+
+
+def test_json_is_the_only_thing_on_stdout(source, tmp_path, capsys):
+    """A script reads stdout; one stray line breaks it."""
+    code = main(["convert", str(source), "-o", str(tmp_path / "out"), "--bits", "8", "--json"])
+    shown = capsys.readouterr()
+    assert code == 0
+    table = json.loads(shown.out)
+    assert table["out"] == str(tmp_path / "out")
+    assert table["models"][0]["check"]["n_tensors"] == 25
+    assert "recipe   uniform" in shown.err
+    assert "done: " in shown.err
+
+
+def test_a_dry_run_says_the_size_to_the_byte_and_writes_nothing(source, tmp_path, capsys):
+    """An estimate that is off by a tenth fills a disk."""
+    arguments = ["convert", str(source), "-o", str(tmp_path / "out"), "--json"]
+    assert main([*arguments, "--dry-run"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert not (tmp_path / "out").exists()
+    assert main(arguments) == 0
+    header = 8 + int.from_bytes((tmp_path / "out/model.safetensors").read_bytes()[:8], "little")
+    size = (tmp_path / "out/model.safetensors").stat().st_size
+    assert plan["disk_bytes"] == size - header
+    assert plan["peak_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--mode", "mxfp4", "--bits", "8"], "leave out --bits"),
+        (["--bits", "7"], "needs one of 2, 3, 4"),
+        (["--recipe", "nope"], "neither a file nor one of"),
+        (["--revision", "abc"], "local path"),
+        (["--draft-revision", "abc"], "--draft"),
+    ],
+)
+def test_a_bad_option_is_one_line_and_exit_code_two(source, tmp_path, capsys, arguments, words):
+    """Nothing on stdout, nothing written."""
+    code = main(["convert", str(source), "-o", str(tmp_path / "out"), *arguments])
+    shown = capsys.readouterr()
+    assert (code, shown.out) == (2, "")
+    assert words in shown.err.splitlines()[-1]
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_interrupt_says_how_to_go_on(source, tmp_path, capsys, monkeypatch):
+    """After Ctrl-C one question remains: was it all for nothing?"""
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dflash_mlx.convert.write_weights", interrupted)
+    assert main(["convert", str(source), "-o", str(tmp_path / "out")]) == 130
+    assert "goes on where it stopped" in capsys.readouterr().err
+
+
+def test_a_converted_folder_is_remembered_until_it_is_gone(source, tmp_path):
+    """`dflash-mlx models` lists what is on this machine."""
+    out = tmp_path / "out"
+    main(["convert", str(source), "-o", str(out), "--no-verify"])
+    settings = tmp_path / "settings/dflash-mlx"
+    assert converted(settings) == (out,)
+    remember(out, settings)
+    assert converted(settings) == (out,)
+    out.rename(tmp_path / "elsewhere")
+    assert converted(settings) == ()
+
+
+def test_the_default_folder_is_named_for_what_it_holds(source, tmp_path, monkeypatch, capsys):
+    """`mlx_model` for everything means that the second one cannot be told from the first."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["convert", str(source), "--no-verify"]) == 0
+    assert (tmp_path / "source-draft-4bit/model.safetensors").exists()
+    assert "source-draft-4bit" in capsys.readouterr().err
+
+
+def test_nothing_is_uploaded_without_a_yes(source, tmp_path):
+    """What is public once cannot be taken back."""
+    main(["convert", str(source), "-o", str(tmp_path / "out"), "--no-verify"])
+    asked = []
+
+    def no(question):
+        asked.append(question)
+        return False
+
+    assert upload_folder(tmp_path / "out", "somebody/model", no) is None
+    assert "somebody/model" in asked[0]
+    assert "anybody can read" in asked[0]
+    with pytest.raises(BadRequest, match="no finished conversion"):
+        upload_folder(source, "somebody/model", no)
+
+
+def test_a_yes_uploads_the_folder(source, tmp_path, monkeypatch):
+    """The folder that was shown is the folder that goes."""
+    main(["convert", str(source), "-o", str(tmp_path / "out"), "--no-verify"])
+    calls = []
+    monkeypatch.setattr(
+        "huggingface_hub.HfApi.create_repo", lambda self, name, **options: calls.append(name)
+    )
+    monkeypatch.setattr(
+        "huggingface_hub.HfApi.upload_folder",
+        lambda self, **options: calls.append(options["folder_path"]),
+    )
+    page = upload_folder(tmp_path / "out", "somebody/model", lambda question: True)
+    assert page.endswith("/somebody/model")
+    assert calls == ["somebody/model", tmp_path / "out"]

@@ -1,0 +1,128 @@
+"""GGUF files become folders that mlx-lm loads, with the values that ggml's definitions give."""
+
+import sys
+import types
+from enum import Enum
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.utils import load_model, load_tokenizer
+
+from dflash_mlx.compute import Compute
+from dflash_mlx.convert.gguf_source import open_gguf
+from dflash_mlx.convert.tensors import read_all, row_count
+from dflash_mlx.errors import BadRequest, UnsupportedModel
+from dflash_mlx.gguf import read_gguf
+from dflash_mlx.loading import load_target
+from tests.convert.checkpoints import run, weights_of
+from tests.gguf_writer import stored, tiny_metadata, tiny_tensors, write_tiny
+
+KINDS = ["F32", "F16", "Q8_0", "Q4_0", "Q4_1"]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_equal_what_mlx_reads_whole(tmp_path, family, kind):
+    """The order of nibbles and of rotary rows is where readers of GGUF go wrong."""
+    path = write_tiny(tmp_path / "tiny.gguf", family, kind)
+    ours, whole = open_gguf(path), read_gguf(path)
+    assert ours.config == whole.config
+    assert ours.tensors.keys() == whole.weights.keys()
+    for name, array in whole.weights.items():
+        rows = ours.tensors[name]
+        assert mx.array_equal(read_all(rows), array), name
+        total = row_count(rows.shape)
+        pieces = [rows.read(start, min(start + 5, total)) for start in range(0, total, 5)]
+        assert np.array_equal(np.concatenate(pieces), rows.read(0, total)), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_converted_file_holds_ggml_s_values_without_loss(tmp_path, kind):
+    """Its quantization is MLX's in another order, so nothing needs to be rounded."""
+    path = write_tiny(tmp_path / "tiny.gguf", "llama", kind)
+    run(path, tmp_path / "packed", dequantize=kind in ("F32", "F16"))
+    run(path, tmp_path / "values", dequantize=True, dtype="float32")
+    expected = tiny_tensors("llama", kind)
+    values = weights_of(tmp_path / "values")
+    for name, (how, array) in expected.items():
+        got = np.array(values[f"{name}.weight"].astype(mx.float32))
+        # halves: mx.dequantize returns the type of the scales
+        assert np.allclose(got, stored(how, array), rtol=2e-3, atol=2e-3), name
+    model, _ = load_model(tmp_path / "packed")
+    assert mx.isfinite(model(mx.array([[1, 2, 3]]))).all()
+
+
+def test_a_converted_file_gives_the_logits_of_the_file_itself(tmp_path):
+    """The folder and the file must be the same model to the runtime."""
+    path = write_tiny(tmp_path / "tiny.gguf", "llama", "Q4_1")
+    run(path, tmp_path / "out")
+    compute = Compute("cpu", dense=True, dtype=mx.float32)
+    tokens = mx.array([[5, 6, 7, 8]])
+    logits = []
+    for place in (path, tmp_path / "out"):
+        target = load_target(place, compute).target
+        logits.append(target.logits(target.walk(tokens, target.make_caches(), ()).hidden))
+    assert mx.array_equal(*logits)
+
+
+def test_the_tokenizer_comes_along(tmp_path):
+    """A folder without a tokenizer is half a model."""
+    path = write_tiny(tmp_path / "tiny.gguf")
+    run(path, tmp_path / "out", dequantize=True)
+    tokenizer = load_tokenizer(tmp_path / "out")
+    tokens = tiny_metadata()["tokenizer.ggml.tokens"]
+    assert tokenizer.encode("the") == [tokens.index("the")]
+    assert tokenizer.has_chat_template
+    assert tokenizer.eos_token_id == 256
+
+
+def test_another_width_than_the_file_s_is_refused(tmp_path):
+    """Rounding twice has to be asked for."""
+    path = write_tiny(tmp_path / "tiny.gguf", "llama", "Q8_0")
+    with pytest.raises(BadRequest, match="--dequantize"):
+        run(path, tmp_path / "out", bits=4, group_size=32)
+    run(path, tmp_path / "same", bits=8, group_size=32)
+    run(path, tmp_path / "out", bits=4, group_size=32, dequantize=True)
+
+
+def test_bfloat16_is_read_as_it_is(tmp_path):
+    """MLX's own reader turns it into float16 without a word."""
+    path = write_tiny(tmp_path / "tiny.gguf", "llama", "BF16")
+    rows = open_gguf(path).tensors["model.layers.0.mlp.up_proj.weight"]
+    assert rows.dtype == "BF16"
+    assert read_all(rows).dtype == mx.bfloat16
+
+
+def test_other_types_need_the_gguf_package(tmp_path, monkeypatch):
+    """The way on is a package, and the error has to name it."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    path = write_tiny(tmp_path / "tiny.gguf", "llama", "Q4_K")
+    with pytest.raises(UnsupportedModel, match=r"Q4_K.*dflash-mlx\[gguf\]"):
+        open_gguf(path)
+
+
+def test_other_types_are_unpacked_by_the_gguf_package(tmp_path, monkeypatch):
+    """Rows of blocks go in as bytes and come out as floats, in order."""
+    kind = Enum("Kind", ["Q5_0"]).Q5_0
+    constants = types.ModuleType("gguf.constants")
+    constants.GGML_QUANT_SIZES = {kind: (32, 64)}
+    constants.GGMLQuantizationType = {"Q5_0": kind}
+    quants = types.ModuleType("gguf.quants")
+    quants.dequantize = lambda blocks, kind: blocks.view(np.float16).astype(np.float32)
+    for module in (types.ModuleType("gguf"), constants, quants):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    from tests import gguf_writer
+
+    monkeypatch.setitem(gguf_writer.TYPES, "Q5_0", 6)
+    halves = gguf_writer.encode
+    monkeypatch.setattr(
+        gguf_writer,
+        "encode",
+        lambda kind, values: halves("F16" if kind == "Q5_0" else kind, values),
+    )
+    path = write_tiny(tmp_path / "tiny.gguf", "qwen3", "Q5_0")
+    rows = open_gguf(path).tensors["model.layers.1.mlp.down_proj.weight"]
+    _, values = tiny_tensors("qwen3")["model.layers.1.mlp.down_proj"]
+    assert np.allclose(rows.read(3, 9), values[3:9].astype(np.float16))

@@ -1,0 +1,136 @@
+"""What comes along with the weights, what is written beside them, and what stays behind."""
+
+import json
+import os
+
+import pytest
+from mlx_lm.utils import load_tokenizer
+
+from dflash_mlx.convert.shards import file_hash
+from dflash_mlx.errors import BadCheckpoint, PairMismatch
+from dflash_mlx.manifest import Manifest, draft_facts, target_facts, tokenizer_hash
+from dflash_mlx.models.draft_file import read_draft_config
+from tests.convert.checkpoints import draft_folder, run, target_folder
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return target_folder(tmp_path_factory.mktemp("source") / "tiny-model")
+
+
+@pytest.mark.parametrize("form", ["jinja", "config", "several"])
+def test_the_chat_template_comes_along_in_either_form(tmp_path, form):
+    """A chat model without its template answers in its own imagination of one."""
+    folder = target_folder(tmp_path / "source")
+    template = (folder / "chat_template.jinja").read_text()
+    if form == "config":
+        (folder / "chat_template.jinja").unlink()
+        config = json.loads((folder / "tokenizer_config.json").read_text())
+        (folder / "tokenizer_config.json").write_text(
+            json.dumps({**config, "chat_template": template})
+        )
+    if form == "several":
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates/tool.jinja").write_text("{{ tools }}")
+    run(folder, tmp_path / "out")
+    assert load_tokenizer(tmp_path / "out").has_chat_template
+    assert (tmp_path / "out/additional_chat_templates/tool.jinja").exists() == (form == "several")
+
+
+def test_licence_generation_config_and_model_card_come_along(source, tmp_path):
+    """A licence asks to be kept with the work."""
+    run(source, tmp_path / "out")
+    for name in ("LICENSE", "generation_config.json", "tokenizer.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes()
+    assert "# The original" in (tmp_path / "out/SOURCE_README.md").read_text()
+
+
+def test_the_readme_says_where_it_came_from_and_how_to_use_it(source, tmp_path):
+    """A folder of weights that nobody can trace is worth nothing in a year."""
+    run(source, tmp_path / "out", bits=8, group_size=32)
+    text = (tmp_path / "out/README.md").read_text()
+    assert "license: apache-2.0" in text.split("---")[1]
+    for fact in ("tiny-model", "bits 8, group_size 32", "dflash-mlx chat", "Date of the source"):
+        assert fact in text
+    assert str(tmp_path) not in text, "a path of this machine is nobody's business"
+
+
+def test_code_and_links_that_lead_out_stay_behind(source, tmp_path):
+    """A converted folder gets uploaded; a checkpoint must not choose the user's files for it."""
+    folder = target_folder(tmp_path / "source")
+    (tmp_path / "id_rsa").write_text("secret")
+    (folder / "notes.txt").symlink_to(tmp_path / "id_rsa")
+    (folder / "modeling.py").write_text("import os")
+    (folder / ".hidden").write_text("x")
+    (folder / "inside.txt").symlink_to(folder / "LICENSE")
+    run(folder, tmp_path / "out")
+    found = {path.name for path in (tmp_path / "out").iterdir()}
+    assert not found & {"notes.txt", "modeling.py", ".hidden"}
+    assert (tmp_path / "out/inside.txt").read_text() == "Apache-2.0"
+
+
+def test_links_into_the_hub_s_store_are_followed(source, tmp_path):
+    """In the hub's cache every file is a link to a blob two folders up."""
+    snapshot = tmp_path / "models--a--b/snapshots/abc"
+    blobs = tmp_path / "models--a--b/blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for path in source.iterdir():
+        (blobs / path.name).write_bytes(path.read_bytes())
+        (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
+    run(snapshot, tmp_path / "out")
+    assert (tmp_path / "out/LICENSE").read_text() == "Apache-2.0"
+    assert not (tmp_path / "out/LICENSE").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["loop.txt", "tokenizer_extra.json"])
+def test_links_in_a_circle_are_one_line(tmp_path, name):
+    """Following them is a RuntimeError, or forever."""
+    folder = target_folder(tmp_path / "source")
+    os.symlink(folder / name, folder / name)
+    with pytest.raises(BadCheckpoint, match="leads nowhere"):
+        run(folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_card_says_what_the_pair_is(source, tmp_path):
+    """Whoever loads it later has only this to see whether two folders belong together."""
+    draft = draft_folder(tmp_path / "draft")
+    run(source, tmp_path / "out", draft=str(draft))
+    card = Manifest.read(tmp_path / "out")
+    assert card is not None
+    assert card.target == target_facts(
+        json.loads((tmp_path / "out/config.json").read_text()), tmp_path / "out"
+    )
+    assert card.target.tokenizer == tokenizer_hash(source)
+    assert (card.draft.target_layer_ids, card.draft.block_size) == ((0, 2), 8)
+    assert (card.draft.mask_token_id, card.draft.in_block_causal) == (257, (True, False))
+    for origin, folder in ((card.target_origin, "."), (card.draft_origin, "draft")):
+        for name, sha256 in origin.shards.items():
+            assert file_hash(tmp_path / "out" / folder / name) == sha256
+    assert card.draft_origin.bits["fc"] == 8.5
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [("target", "vocab_size", 1), ("target", "tokenizer", "x"), ("draft", "block_size", 16)],
+)
+def test_a_card_that_does_not_fit_names_the_field(source, tmp_path, kind, field, value):
+    """Files of two conversions mixed together show in no shape."""
+    out = tmp_path / "out"
+    run(source, out, draft=str(draft_folder(tmp_path / "draft")))
+    table = json.loads((out / "pair.json").read_text())
+    table[kind][field] = value
+    (out / "pair.json").write_text(json.dumps(table))
+    target = target_facts(json.loads((out / "config.json").read_text()), out)
+    draft = draft_facts(read_draft_config(json.loads((out / "draft/config.json").read_text())))
+    with pytest.raises(PairMismatch, match=field):
+        Manifest.read(out).check(target, draft, "out")
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"format": 2}', '{"format": 1}', "[]"])
+def test_a_broken_card_is_one_line(tmp_path, text):
+    """A half-written JSON file is the user's crash, not our traceback."""
+    (tmp_path / "pair.json").write_text(text)
+    with pytest.raises(BadCheckpoint):
+        Manifest.read(tmp_path)

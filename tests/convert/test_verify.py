@@ -1,0 +1,116 @@
+"""The check finds what is wrong, and its figures are those of a calculation by hand."""
+
+import json
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.utils import load_model, load_tokenizer
+
+from dflash_mlx.convert import ConvertConfig, plan_conversion
+from dflash_mlx.convert.check import check_names, measure
+from dflash_mlx.convert.divergence import divergence
+from dflash_mlx.convert.sample_text import TEXT
+from dflash_mlx.errors import BadCheckpoint
+from tests.convert.checkpoints import draft_folder, run, target_folder, weights_of
+from tests.convert.test_trace import Held
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return target_folder(tmp_path_factory.mktemp("source") / "tiny", "llama", head_dim=16)
+
+
+def test_errors_are_those_of_the_dequantized_weights(source, tmp_path):
+    """An error that is not the error of what gets loaded is a number to look good."""
+    outcome = run(source, tmp_path / "out", bits=3, verify=True)
+    before, after = weights_of(source), weights_of(tmp_path / "out")
+    for error in outcome.checks[0].errors:
+        path = error.name.removesuffix(".weight")
+        if f"{path}.scales" not in after:
+            assert error.relative == 0
+            continue
+        parts = [after[f"{path}.{part}"] for part in ("weight", "scales", "biases")]
+        values = np.array(mx.dequantize(*parts, group_size=64, bits=3), dtype=np.float64)
+        exact = np.array(before[error.name], dtype=np.float64)
+        expected = np.sqrt(np.square(values - exact).sum() / np.square(exact).sum())
+        assert error.relative == pytest.approx(expected, rel=1e-4)
+        assert error.largest == pytest.approx(np.abs(values - exact).max(), rel=1e-4)
+
+
+def test_divergence_is_that_of_the_two_models_run_whole(source, tmp_path):
+    """Layer by layer and by pieces of the vocabulary, the result must be the same."""
+    outcome = run(source, tmp_path / "out", bits=4, verify=True)
+    found = outcome.checks[0].divergence
+    tokens = load_tokenizer(source).encode(TEXT)[:256]
+    logits = []
+    for folder in (source, tmp_path / "out"):
+        model, _ = load_model(folder)
+        model.set_dtype(mx.float32)
+        logits.append(model(mx.array([tokens]))[0].astype(mx.float32))
+    logs = [part - mx.logsumexp(part, axis=-1, keepdims=True) for part in logits]
+    kl = (mx.exp(logs[0]) * (logs[0] - logs[1])).sum(axis=-1)
+    same = (logits[0].argmax(axis=-1) == logits[1].argmax(axis=-1)).mean()
+    assert found.n_tokens == len(tokens)
+    assert found.mean_kl == pytest.approx(kl.mean().item(), rel=1e-2)
+    assert found.top1_agreement == pytest.approx(same.item(), abs=0.02)
+
+
+def test_a_vocabulary_in_pieces_is_one_distribution(monkeypatch):
+    """Maximum and sum move from piece to piece; a slip shows only in large vocabularies."""
+    monkeypatch.setattr(
+        "dflash_mlx.convert.divergence.chunks", lambda rows: [(0, 3), (3, 50), (50, 97)]
+    )
+    heads = [mx.random.normal((97, 16)) * 2 for _ in range(2)]
+    hidden = [mx.random.normal((5, 16)) for _ in range(2)]
+    found = divergence(Held(heads[0]), Held(heads[1]), *hidden)
+    logs = [
+        h @ w.T - mx.logsumexp(h @ w.T, axis=-1, keepdims=True)
+        for h, w in zip(hidden, heads, strict=True)
+    ]
+    kl = (mx.exp(logs[0]) * (logs[0] - logs[1])).sum(axis=-1)
+    assert found.mean_kl == pytest.approx(kl.mean().item(), rel=1e-4)
+    assert found.largest_kl == pytest.approx(kl.max().item(), rel=1e-4)
+
+
+def test_an_unchanged_head_diverges_by_nothing():
+    """Noise in the zero would hide small losses."""
+    head, hidden = Held(mx.random.normal((50, 16))), mx.random.normal((4, 16))
+    found = divergence(head, head, hidden, hidden)
+    assert found.mean_kl < 1e-6
+    assert found.top1_agreement == 1
+
+
+def test_a_flipped_bit_on_the_disk_is_found(tmp_path):
+    """A failing disk reads back something else than was written."""
+    source = draft_folder(tmp_path / "source")
+    run(source, tmp_path / "out", dequantize=True)
+    job = plan_conversion(ConvertConfig(source=str(source), dequantize=True))[0]
+    path = tmp_path / "out/model.safetensors"
+    raw = bytearray(path.read_bytes())
+    raw[-100] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(BadCheckpoint, match="reads back differently"):
+        measure(job, check_names(job, tmp_path / "out"), lambda n_bytes: None)
+
+
+def test_a_missing_tensor_is_found(tmp_path):
+    """Everything else may be right and the model still be deaf."""
+    source = draft_folder(tmp_path / "source")
+    run(source, tmp_path / "out", bits=4)
+    job = plan_conversion(ConvertConfig(source=str(source), bits=4))[0]
+    weights = weights_of(tmp_path / "out")
+    del weights["fc.scales"]
+    mx.save_safetensors(str(tmp_path / "out/model.safetensors"), weights)
+    with pytest.raises(BadCheckpoint, match=r"fc\.scales"):
+        check_names(job, tmp_path / "out")
+
+
+def test_the_report_is_in_the_folder_and_holds_no_clock(source, tmp_path):
+    """A report with times in it makes equal conversions differ."""
+    run(source, tmp_path / "out", bits=4, verify=True)
+    report = json.loads((tmp_path / "out/conversion.json").read_text())
+    check = report["models"]["."]["check"]
+    assert check["divergence"]["n_tokens"] > 100
+    assert check["errors"]["model.layers.0.mlp.up_proj.weight"]["relative"] > 0
+    assert "seconds" not in check
