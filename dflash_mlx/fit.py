@@ -18,7 +18,7 @@ from dflash_mlx.models.decoder import DecoderTarget
 from dflash_mlx.models.draft import BoundDraft
 
 WORKING_SHARE = 0.15
-"""Most that work needs beside weights and caches, as a share of them; tests hold us to it."""
+"""Most that work may need beside weights and caches, as a share of them."""
 
 _SHORT = 8192
 """Rows at which caches are taken to grow evenly: most windows are shorter."""
