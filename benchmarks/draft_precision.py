@@ -35,7 +35,7 @@ def compare(loaded, options):
     drafts = [load_draft(path, loaded.pair.target, compute_here()) for path in options.drafts]
     rounds, tokens = [0] * len(drafts), 0
     began = time.perf_counter()
-    for prompt, answer in json.load(gzip.open(options.dialogues)):
+    for prompt, answer in json.loads(gzip.decompress(options.dialogues.read_bytes())):
         ids = [*prompt, *answer]
         features = taps(loaded, ids, drafts[0].taps)
         tokens += len(answer)
