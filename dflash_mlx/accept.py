@@ -22,13 +22,33 @@ import mlx.core as mx
 from dflash_mlx.config import LogitsProcessor, SamplingConfig
 from dflash_mlx.constraints import processed
 from dflash_mlx.models.protocols import Block
-from dflash_mlx.sampling import Chooser, draw, filtered, log_probs, row_key
+from dflash_mlx.sampling import (
+    Chooser,
+    Stream,
+    draw,
+    filtered,
+    log_probs,
+    make_chooser,
+    row_key,
+)
 
 AcceptRule = Callable[[Block, mx.array, Sequence[int], int], mx.array]
 """`(block, target logits [B, V], tokens up to the anchor, row 0's position) -> verdict`."""
 
-_COIN, _RESIDUAL, _BONUS = 1, 2, 3
-"""Streams of randomness of one position, apart from the target's own draw."""
+
+def request_rule(
+    sampling: SamplingConfig, seed: int, processors: Sequence[LogitsProcessor] = ()
+) -> AcceptRule:
+    """Return the rule of a request: rejection for what a draft drew, matching for all else."""
+    match = match_rule(make_chooser(sampling, seed), processors)
+    if sampling.greedy:
+        return match
+    reject = rejection_rule(sampling, seed, processors)
+
+    def rule(block: Block, logits: mx.array, history: Sequence[int], position: int) -> mx.array:
+        return (match if block.candidates is None else reject)(block, logits, history, position)
+
+    return rule
 
 
 def match_rule(choose: Chooser, processors: Sequence[LogitsProcessor] = ()) -> AcceptRule:
@@ -56,7 +76,7 @@ def rejection_rule(
         draft_probs = _dense(block.candidates.ids, block.candidates.probs, logits.shape[-1])
         coins = mx.stack(
             [
-                mx.random.uniform(key=row_key(seed, position + row, _COIN))
+                mx.random.uniform(key=row_key(seed, position + row, Stream.COIN))
                 for row in range(draft_tokens.size)
             ]
         )
@@ -65,8 +85,8 @@ def rejection_rule(
         empty = residual.sum(axis=-1, keepdims=True) == 0
         residual = mx.where(empty, target_probs[:-1], residual)
         accept = coins < ratio
-        refused = draw(mx.log(residual), seed, position, _RESIDUAL)
-        bonus = draw(mx.log(target_probs[-1:]), seed, position + draft_tokens.size, _BONUS)
+        refused = draw(mx.log(residual), seed, position, Stream.RESIDUAL)
+        bonus = draw(mx.log(target_probs[-1:]), seed, position + draft_tokens.size, Stream.BONUS)
         tokens = mx.concatenate([mx.where(accept, draft_tokens, refused), bonus])
         return _verdict(accept, block.healthy, tokens, scores)
 

@@ -46,6 +46,11 @@ class Pair:
         """Target layers whose outputs are kept."""
         return self.draft.taps if self.draft else ()
 
+    def drawing(self, temperature: float, seed: int) -> "Pair":
+        """Return the pair for a request that samples so; its draft may draw its tokens too."""
+        draft = self.draft.drawing(temperature, seed) if self.draft else None
+        return Pair(self.target, draft)
+
     def make_cache(self, max_bytes: int | None = None) -> PairCache:
         """Return an empty memory for one conversation."""
         context = self.draft.make_context() if self.draft else None

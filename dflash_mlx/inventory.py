@@ -10,7 +10,7 @@ from dflash_mlx.converted import converted
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
 from dflash_mlx.hub import Resolved, find_here
 from dflash_mlx.model_folder import check_folder, is_complete
-from dflash_mlx.models.draft_config import is_draft_config
+from dflash_mlx.models.draft_file import is_draft_config
 from dflash_mlx.pins import Pins
 
 Kind = Literal["target", "draft"]

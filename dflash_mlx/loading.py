@@ -19,8 +19,11 @@ from dflash_mlx.errors import BadCheckpoint, BadRequest, PairMismatch, Unsupport
 from dflash_mlx.gguf import read_gguf
 from dflash_mlx.gguf_tokenizer import build_tokenizer
 from dflash_mlx.models.decoder import DecoderTarget
-from dflash_mlx.models.draft import BoundDraft, DraftModel
-from dflash_mlx.models.draft_config import DraftConfig, is_draft_config, read_draft_config
+from dflash_mlx.models.draft import BoundDraft
+from dflash_mlx.models.draft_config import DraftConfig
+from dflash_mlx.models.draft_file import is_draft_config, read_draft_config
+from dflash_mlx.models.draft_tensors import runtime_name
+from dflash_mlx.models.drafts import bind, draft_model
 from dflash_mlx.models.families import family_of
 from dflash_mlx.models.protocols import Target
 from dflash_mlx.tokenizer import Tokenizer
@@ -81,26 +84,44 @@ def load_draft(path: Path, target: Target, compute: Compute) -> BoundDraft:
         )
     config = read_draft_config(raw, str(path / "config.json"))
     check_pair(config, target, str(path))
-    weights = {name.removeprefix("model."): array for name, array in read_safetensors(path).items()}
-    model = DraftModel(config, "embed_tokens.weight" in weights, "lm_head.weight" in weights)
+    weights = {
+        ours: array
+        for name, array in read_safetensors(path).items()
+        if (ours := runtime_name(name)) is not None
+    }
+    model = draft_model(config, weights)
     fill(model, weights, str(path), config.quantization)
     settle_weights(model, compute)
-    return BoundDraft(model, target)
+    return bind(model, target)
+
+
+_PADDING = 1024
+"""Rows by which builds of one vocabulary are padded apart, at most."""
 
 
 def check_pair(draft: DraftConfig, target: Target, source: str) -> None:
     """Raise PairMismatch where the draft's shapes do not fit the target's."""
     shape = target.shape
-    facts = (
+    width = draft.target_hidden_size or draft.hidden_size
+    facts = [
         ("hidden size", draft.hidden_size, shape.hidden_size),
-        ("target layers", draft.num_target_layers, shape.n_layers),
-    )
+        ("taps of width", width, shape.hidden_size),
+    ]
+    if draft.num_target_layers is not None:
+        facts.append(("target layers", draft.num_target_layers, shape.n_layers))
+    if abs(draft.vocab_size - shape.vocab_size) >= _PADDING:
+        facts.append(("a vocabulary of", draft.vocab_size, shape.vocab_size))
     for what, needs, has in facts:
         if needs != has:
             raise PairMismatch(
                 f"{source} expects {what} {needs}, this target has {has}; "
                 "pairs that fit: dflash-mlx models"
             )
+    if max(draft.target_layer_ids) >= shape.n_layers:
+        raise PairMismatch(
+            f"{source} taps layer {max(draft.target_layer_ids)}, this target has layers 0 to "
+            f"{shape.n_layers - 1}; pairs that fit: dflash-mlx models"
+        )
     if draft.mask_token_id >= shape.vocab_size:
         raise PairMismatch(
             f"{source} masks with token {draft.mask_token_id}, this target has "

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
-from dflash_mlx.models.draft_config import is_draft_config
+from dflash_mlx.models.draft_file import is_draft_config
 
 CheckConfig = Callable[[dict[str, Any]], None]
 """Sees a `config.json` and may refuse it, before any weight is fetched or read."""

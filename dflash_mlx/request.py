@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from dflash_mlx.accept import match_rule
+from dflash_mlx.accept import request_rule
 from dflash_mlx.answer import Chunk, FinishReason, Result
 from dflash_mlx.cache import PairCache
 from dflash_mlx.config import GenerationConfig
@@ -16,7 +16,6 @@ from dflash_mlx.decode import Plan, State, catch_up, decode
 from dflash_mlx.errors import BadRequest
 from dflash_mlx.loaded import LoadedPair
 from dflash_mlx.prefill import prefill
-from dflash_mlx.sampling import make_chooser
 from dflash_mlx.stats import Meter, Stats, rate
 from dflash_mlx.text import AnswerText
 from dflash_mlx.thinking import ThinkingSplitter
@@ -109,12 +108,13 @@ class Request:
         """Decode to the end; return whether nobody cancelled before it."""
         loaded = self._loaded
         processors = make_processors(self._sampling, self._config.logits_processors)
-        rule = match_rule(make_chooser(self._sampling, self._seed), processors)
+        rule = request_rule(self._sampling, self._seed, processors)
+        pair = loaded.pair.drawing(self._sampling.temperature, self._seed)
         plan = Plan(self._policy, rule, self._text.cut, self._limit)
         n_prompt = len(self.history)
         parked = None
         try:
-            for done, after in decode(loaded.pair, cache, state, plan):
+            for done, after in decode(pair, cache, state, plan):
                 state = after
                 self.history = state.history
                 self._meter.add(done)
@@ -125,7 +125,7 @@ class Request:
                 if self._cancelled.is_set() and not state.ended:
                     return False
         finally:
-            catch_up(loaded.pair, cache, state)
+            catch_up(pair, cache, state)
         return True
 
     def _emit(self, text: str, tokens: tuple[int, ...]) -> None:

@@ -6,6 +6,7 @@ noise depends on where it stands and not on how the rows were grouped into round
 """
 
 from collections.abc import Callable
+from enum import IntEnum
 
 import mlx.core as mx
 from mlx_lm import sample_utils
@@ -14,6 +15,16 @@ from dflash_mlx.config import SamplingConfig
 
 Chooser = Callable[[mx.array, int], mx.array]
 """`(log-probabilities [R, V], position of row 0) -> tokens [R]`."""
+
+
+class Stream(IntEnum):
+    """What a position's randomness is for; each is independent of the others."""
+
+    TARGET = 0
+    COIN = 1
+    RESIDUAL = 2
+    BONUS = 3
+    DRAFT = 4
 
 
 def log_probs(logits: mx.array) -> mx.array:
@@ -35,12 +46,14 @@ def filtered(scores: mx.array, sampling: SamplingConfig) -> mx.array:
     return scores * (1.0 / sampling.temperature)
 
 
-def row_key(seed: int, position: int, stream: int = 0) -> mx.array:
+def row_key(seed: int, position: int, stream: Stream = Stream.TARGET) -> mx.array:
     """Return the random key of one row; `stream` separates several draws for one position."""
     return mx.array([(seed + 0x9E3779B9 * stream) % 2**32, position], dtype=mx.uint32)
 
 
-def draw(scores: mx.array, seed: int, position: int, stream: int = 0) -> mx.array:
+def draw(
+    scores: mx.array, seed: int, position: int, stream: Stream = Stream.TARGET
+) -> mx.array:
     """Return one token per row of `scores` [R, V], row i with the key of `position` + i."""
     rows = [
         mx.random.categorical(scores[row], key=row_key(seed, position + row, stream))

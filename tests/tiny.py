@@ -25,8 +25,9 @@ from dflash_mlx.config import CacheConfig, SamplingConfig
 from dflash_mlx.decode import Cut, Pair, Plan, State, decode
 from dflash_mlx.loaded import LoadedPair
 from dflash_mlx.models.decoder import DecoderTarget
-from dflash_mlx.models.draft import BoundDraft, DraftModel
-from dflash_mlx.models.draft_config import DraftConfig
+from dflash_mlx.models.draft import BoundDraft
+from dflash_mlx.models.draft_config import ConvolutionConfig, DraftConfig, SelectorConfig
+from dflash_mlx.models.drafts import bind, draft_model
 from dflash_mlx.models.families import family_of
 from dflash_mlx.models.protocols import Block
 from dflash_mlx.policy import BlockPolicy, FixedBlock
@@ -104,6 +105,9 @@ class ScriptedDraft:
     def make_context(self) -> ContextCache:
         return ContextCache([])
 
+    def drawing(self, temperature: float, seed: int) -> "ScriptedDraft":
+        return self
+
     def extend(self, features: mx.array, position: int, context: ContextCache) -> None:
         assert position >= context.length, "features came twice"
         self.seen.append(features)
@@ -166,9 +170,17 @@ def draft_config(target: DecoderTarget, **changes: Any) -> DraftConfig:
 
 def random_draft(target: DecoderTarget, **changes: Any) -> BoundDraft:
     """Return a real draft with random weights, bound to `target`."""
-    model = DraftModel(draft_config(target, **changes), own_embedding=False, own_head=False)
+    model = draft_model(draft_config(target, **changes), ())
     _randomise(model, seed=11)
-    return BoundDraft(model, target)
+    return bind(model, target)
+
+
+def selecting_draft(target: DecoderTarget, **changes: Any) -> BoundDraft:
+    """Return a DFlash 2 draft with random weights, bound to `target`."""
+    second = {"convolution": ConvolutionConfig(2, 8), "selector": SelectorConfig(8, 6)}
+    model = draft_model(draft_config(target, **{**second, **changes}), ())
+    _randomise(model, seed=11)
+    return bind(model, target)
 
 
 def plain(

@@ -35,6 +35,8 @@ class DraftAttention(nn.Module):
         self.o_proj = nn.Linear(self.n_heads * config.head_dim, dim, bias=bias)
         self.q_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
         self.k_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
+        if config.attention_sinks:
+            self.attention_sink_bias = mx.zeros((self.n_heads,))
 
     def __call__(
         self, rows: mx.array, rope: Rotation, start: int, context: ContextLayer
@@ -45,7 +47,7 @@ class DraftAttention(nn.Module):
         keys, values = context.with_block(*self.keys_values(rows, rope, start))
         mask = block_mask(context.positions, start, n_rows, self.window, self.causal)
         mixed = mx.fast.scaled_dot_product_attention(
-            queries, keys, values, scale=self.scale, mask=mask
+            queries, keys, values, scale=self.scale, mask=mask, sinks=self._sinks()
         )
         return self.o_proj(mixed.transpose(0, 2, 1, 3).reshape(1, n_rows, -1))
 
@@ -54,6 +56,10 @@ class DraftAttention(nn.Module):
         keys = self._heads(self.k_norm, self.k_proj(rows), self.n_kv_heads)
         values = self._heads(None, self.v_proj(rows), self.n_kv_heads)
         return rope(keys, offset=start), values
+
+    def _sinks(self) -> mx.array | None:
+        """Return a score per head that takes attention without giving a value, if there is."""
+        return self.attention_sink_bias if "attention_sink_bias" in self else None
 
     @staticmethod
     def _heads(norm: nn.Module | None, projected: mx.array, n_heads: int) -> mx.array:
@@ -84,18 +90,22 @@ class DraftLayer(nn.Module):
 class DraftModel(nn.Module):
     """The weights of a draft and its forward pass; embedding and head are usually the target's."""
 
+    layer_class: type[DraftLayer] = DraftLayer
+
     def __init__(self, config: DraftConfig, own_embedding: bool, own_head: bool) -> None:
         super().__init__()
         self.config = config
         self.fc = nn.Linear(config.feature_size, config.hidden_size, bias=False)
         self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.layers = [DraftLayer(config, index) for index in range(config.num_hidden_layers)]
+        self.layers = [self.layer_class(config, i) for i in range(config.num_hidden_layers)]
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         if own_embedding:
             self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         if own_head:
             rows = config.draft_vocab_size or config.vocab_size
             self.lm_head = nn.Linear(config.hidden_size, rows, bias=False)
+        if config.draft_vocab_size:
+            self.d2t = mx.zeros((config.draft_vocab_size,), mx.int32)
         self._rope = make_rotation(config)
 
     def extend(self, features: mx.array, position: int, context: ContextCache) -> None:
@@ -129,6 +139,8 @@ class BoundDraft:
         self.target = target
         self.taps = model.config.target_layer_ids
         self.block_size = model.config.block_size
+        # rows by which one side pads its vocabulary beyond the other's are no tokens
+        self._n_ids = min(model.config.vocab_size, target.shape.vocab_size)
 
     def make_context(self) -> ContextCache:
         """Return an empty context cache."""
@@ -139,11 +151,19 @@ class BoundDraft:
         """Add context rows for `features` [1, n, F], the first at absolute `position`."""
         self.model.extend(features, position, context)
 
+    def drawing(self, temperature: float, seed: int) -> "BoundDraft":
+        """Return the draft for a request that samples: this one, which proposes the likeliest.
+
+        Its rows are predicted apart from one another; drawn apart they seldom make sense
+        together, and the likeliest as a certain proposal is exact at any temperature.
+        """
+        return self
+
     def propose(self, anchor: int, n_rows: int, context: ContextCache) -> Block:
         """Propose the argmax at each of the `n_rows - 1` masked rows behind `anchor`."""
         logits = self.logits(self.hidden(anchor, n_rows, context))
         best = mx.max(logits, axis=-1)
-        return Block(mx.argmax(logits, axis=-1), mx.isfinite(best).all())
+        return Block(self._ids(mx.argmax(logits, axis=-1)), mx.isfinite(best).all())
 
     def hidden(self, anchor: int, n_rows: int, context: ContextCache) -> mx.array:
         """Return normed hidden rows [1, B - 1, D] of the block that `anchor` begins."""
@@ -153,11 +173,17 @@ class BoundDraft:
         return self.model.denoise(embed(tokens) * config.input_embedding_scale, context)
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """Return logits [1, B - 1, V] of normed hidden rows."""
+        """Return logits [1, B - 1, V] of normed hidden rows, over ids that both models know."""
         config = self.model.config
         head = self.model.lm_head if "lm_head" in self.model else self.target.head
-        logits = head(hidden) * config.output_multiplier
+        logits = head(hidden)[..., : self._n_ids] * config.output_multiplier
         if config.final_logit_softcapping:
             cap = config.final_logit_softcapping
             logits = mx.tanh(logits / cap) * cap
         return logits
+
+    def _ids(self, tokens: mx.array) -> mx.array:
+        """Return the target's ids of the draft's `tokens`, which a reduced vocabulary shifts."""
+        if "d2t" not in self.model:
+            return tokens
+        return (tokens + self.model.d2t[tokens]).astype(mx.int32)

@@ -108,5 +108,11 @@ class Draft(Protocol):
     def extend(self, features: mx.array, position: int, context: ContextCache) -> None:
         """Add context rows for `features` [1, n, F], the first at absolute `position`."""
 
+    def drawing(self, temperature: float, seed: int) -> "Draft":
+        """Return the draft as it proposes to a request that samples at `temperature`.
+
+        One that then draws its tokens puts `candidates` into its blocks.
+        """
+
     def propose(self, anchor: int, n_rows: int, context: ContextCache) -> Block:
         """Propose `n_rows - 1` tokens to follow `anchor`, which stands at `context.length`."""

@@ -1,0 +1,120 @@
+"""DFlash 2: drawn paths against the official sampler's, and exactness of what is accepted."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from dflash_mlx.accept import request_rule
+from dflash_mlx.config import SamplingConfig
+from dflash_mlx.models.draft2 import BlockConvolution, CandidateSelector
+from dflash_mlx.models.draft_config import ConvolutionConfig, SelectorConfig
+from dflash_mlx.readback import read_back
+from tests.models.golden import SECOND, assert_close, extend, load
+from tests.tiny import draft_config, selecting_draft, tiny_target
+
+SECOND_DRAFT = {"convolution": ConvolutionConfig(2, 8), "selector": SelectorConfig(8, 6)}
+
+
+@pytest.mark.parametrize("name", SECOND)
+def test_a_drawn_path_has_the_official_probabilities(name: str) -> None:
+    """Rejection with other probabilities than the draw's own changes the text's distribution."""
+    golden = load(name)
+    draft, temperature = golden.draft, golden.temperature
+    context = draft.make_context()
+    for expected in golden.rounds:
+        extend(draft, expected["features"], context, rows=64)
+        anchor, n_rows = expected["block"][0].item(), len(expected["block"])
+        hidden = draft.hidden(anchor, n_rows, context)
+        select = draft.model.candidate_selector
+        ids = select(hidden, draft.logits(hidden), anchor, lambda scores, slot: mx.array(0)).ids
+        given = mx.argmax(ids == expected["path"][:, None], axis=-1)
+        path = select(hidden, draft.logits(hidden), anchor, lambda scores, slot: given[slot])  # noqa: B023
+        order = mx.argsort(path.ids, axis=-1)
+        probs = mx.softmax(path.scores / temperature, axis=-1)
+        assert path.tokens.tolist() == expected["path"].tolist()
+        assert mx.take_along_axis(path.ids, order, axis=-1).tolist() == (
+            expected["candidates"].tolist()
+        )
+        assert_close(mx.take_along_axis(probs, order, axis=-1), expected["probs"])
+
+
+def test_candidates_are_what_the_path_was_drawn_from() -> None:
+    """Frequencies of a drawn slot are its stated probabilities: 600 seeds, false alarms 1 in
+    10^5."""
+    draft = selecting_draft(tiny_target())
+    context = draft.make_context()
+    draft.extend(mx.random.normal((1, 20, 64), key=mx.random.key(1)), 0, context)
+    counts = np.zeros(260)
+    for seed in range(600):
+        block = draft.drawing(0.9, seed).propose(65, 2, context)
+        counts[block.tokens.item()] += 1
+    ids, probs = np.array(block.candidates.ids[0]), np.array(block.candidates.probs[0])
+    assert counts[ids].sum() == 600
+    expected = probs * 600
+    assert ((counts[ids] - expected) ** 2 / expected).sum() < 33  # 5 degrees of freedom
+
+
+def test_accepted_and_refused_together_follow_the_target() -> None:
+    """The first token's frequencies are the target's, whatever was proposed: 800 seeds, false
+    alarms 1 in 10^5."""
+    draft = selecting_draft(tiny_target())
+    context = draft.make_context()
+    draft.extend(mx.random.normal((1, 20, 64), key=mx.random.key(1)), 0, context)
+    best = draft.drawing(1.0, 0).propose(65, 3, context).candidates.ids
+    logits = mx.zeros((3, 260)) - 3
+    logits[0, best[0]] = mx.array([2.0, 1.0, 1.5, 0.0, 0.5, -1.0])
+    sampling = SamplingConfig(temperature=1.0)
+    counts = np.zeros(260)
+    for seed in range(800):
+        block = draft.drawing(1.0, seed).propose(65, 3, context)
+        verdict = request_rule(sampling, seed)(block, logits, [65], 21)
+        counts[read_back(verdict).tokens[0]] += 1
+    ids = np.array(best[0])
+    probs = np.array(mx.softmax(logits[0]))
+    seen = np.append(counts[ids], 800 - counts[ids].sum())
+    expected = np.append(probs[ids], 1 - probs[ids].sum()) * 800
+    assert ((seen - expected) ** 2 / expected).sum() < 35  # 6 degrees of freedom
+
+
+def test_a_greedy_request_gets_a_certain_proposal() -> None:
+    """A path with probabilities would be refused at random where the target is greedy."""
+    draft = selecting_draft(tiny_target())
+    context = draft.make_context()
+    draft.extend(mx.zeros((1, 3, 64)), 0, context)
+    assert draft.drawing(0.0, 5).propose(65, 4, context).candidates is None
+
+
+def test_a_convolution_reaches_neither_forward_nor_out_of_the_block() -> None:
+    """One row of leakage and every later proposal is conditioned on what is not there."""
+    layer = BlockConvolution(16, ConvolutionConfig(3, 4))
+    layer.base_kernel = mx.random.normal((2, 3, 16), key=mx.random.key(1))
+    rows = mx.random.normal((1, 6, 16), key=mx.random.key(2))
+    whole, kernels = layer.before(rows)
+    for end in range(1, 7):
+        part, some = layer.before(rows[:, :end])
+        assert mx.allclose(part, whole[:, :end], atol=1e-6)
+        assert mx.allclose(layer.after(rows[:, :end], some), layer.after(rows, kernels)[:, :end])
+    changed = mx.concatenate([rows[:, :3], rows[:, 3:] + 1], axis=1)
+    assert mx.array_equal(layer.before(changed)[0][:, :3], whole[:, :3])
+
+
+def test_an_anchor_beyond_the_codebook_is_survived() -> None:
+    """A target pads its vocabulary further than the draft; reading past a table is garbage."""
+    target = tiny_target()
+    config = draft_config(target, **SECOND_DRAFT, vocab_size=200)
+    selector = CandidateSelector(config, config.selector)
+    hidden, logits = mx.zeros((1, 2, 32)), mx.random.normal((1, 2, 200))
+    path = selector(hidden, logits, 259, lambda scores, slot: mx.argmax(scores))
+    assert mx.isfinite(path.scores).all()
+
+
+def test_ids_that_only_pad_one_side_are_never_proposed() -> None:
+    """Padded rows of a head are untrained: any of their logits may be the largest."""
+    target = tiny_target()
+    draft = selecting_draft(target, vocab_size=200)
+    target.model.lm_head.weight[200:] = 100.0
+    context = draft.make_context()
+    draft.extend(mx.random.normal((1, 5, 64)), 0, context)
+    for seed in range(20):
+        block = draft.drawing(2.0, seed).propose(65, 8, context)
+        assert max(block.tokens[0].tolist()) < 200
