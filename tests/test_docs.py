@@ -1,0 +1,51 @@
+"""What the documents say is what the program does."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from dflash_mlx import registry
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_help_in_the_readme_is_the_programs():
+    """A flag in a README that the package does not have is the first thing a user meets."""
+    spec = importlib.util.spec_from_file_location(
+        "update_readme", ROOT / "scripts/update_readme.py"
+    )
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert script.with_generated(README) == README, "python scripts/update_readme.py"
+
+
+def test_files_named_in_the_readme_exist():
+    """A file tree that has moved on misleads a newcomer."""
+    tree = README.split("```text\ncli.py")[1].split("```")[0]
+    for name in re.findall(r"[\w/]+\.py|[a-z_]+/", tree):
+        places = [ROOT / name, ROOT / "dflash_mlx" / name]
+        assert any(place.exists() for place in places), name
+
+
+@pytest.mark.parametrize("document", sorted(ROOT.glob("docs/*.md")) + sorted(ROOT.glob("*.md")))
+def test_links_between_documents_hold(document):
+    """A page that is linked and not there."""
+    for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text(encoding="utf-8")):
+        assert (document.parent / target).exists(), target
+
+
+def test_nicknames_in_the_readme_are_known():
+    """The command a README begins with has to work."""
+    for name in re.findall(r"--model ([\w.-]+)", README):
+        assert registry.find(name) or name.startswith("<"), name
+
+
+def test_no_document_promises_bit_identity():
+    """Each token is the argmax of the pass that verified it; on Metal that is the contract."""
+    for document in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
+        assert "bit-identical" not in document.read_text(encoding="utf-8").lower() or (
+            document.name in {"log.md", "kernels.md", "adding-a-family.md"}
+        )
