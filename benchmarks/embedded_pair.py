@@ -2,14 +2,12 @@
 
     python benchmarks/embedded_pair.py parity
     python benchmarks/embedded_pair.py speed --peer peer/bin/python
-    python benchmarks/embedded_pair.py memory
 
 `parity` runs on MLX's bundled BLAS, where block and stepwise forwards round alike: greedy text
 must equal mlx-lm's on the same arrays, byte for byte. `speed` runs on OpenBLAS and interleaves
 plain decoding, our loop at every block and, with --peer, the official package's loop. Bound:
 tokens per round / (v + d) times plain, where v and d are the bare verify and draft forwards in
-plain steps, measured between the runs. `memory` gives MLX's peaks while loading, while decoding
-512 tokens behind a 256-token prompt, and over 4,000 generated tokens.
+plain steps, measured between the runs.
 """
 
 import argparse
@@ -31,17 +29,17 @@ import dflash_mlx
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["parity", "speed", "memory"])
+    parser.add_argument("what", choices=["parity", "speed"])
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--prompts", type=int, default=4, help="of each kind")
     parser.add_argument("--blocks", type=int, nargs="+")
     parser.add_argument("--peer", type=Path, help="python with dflash 0.1.0 installed")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    if options.what != "parity":
+    if options.what == "speed":
         dflash_mlx.use_openblas()
     with dflash_mlx.load("smollm2-135m") as engine:
-        work = {"parity": parity, "speed": speed, "memory": memory}[options.what]
+        work = {"parity": parity, "speed": speed}[options.what]
         report = engine.worker.run(lambda: work(engine.loaded, options))
     print(json.dumps(report) if options.json else "")
 
@@ -140,85 +138,6 @@ def print_speed(runs, blocks, loaded, with_peer):
     spread = statistics.pstdev(run.seconds / len(run.tokens) for run in plain) / plain_s
     print(f"spread of plain between prompts: {spread:.1%}")
     return {"plain_tokens_per_second": 1 / plain_s, "rows": rows, "blas": loaded.blas}
-
-
-def memory(loaded, options):
-    """Print MLX's peaks beside what models and caches hold."""
-    import mlx.core as mx
-
-    from dflash_mlx.compute import compute_here, weight_bytes
-    from dflash_mlx.hub import find_packaged
-    from dflash_mlx.loading import load_target
-
-    pair = loaded.pair
-    models = weight_bytes(pair.target.model) + weight_bytes(pair.draft.model)
-    mx.clear_cache()
-    mx.reset_peak_memory()
-    before = mx.get_active_memory()
-    path = find_packaged(loaded.card.target)
-    again = load_target(path, compute_here())
-    load_peak = mx.get_peak_memory() - before
-    stored_and_used = path.stat().st_size + weight_bytes(again.target.model)
-    del again
-    mx.clear_cache()
-    print(f"load: peak {load_peak / 1e6:.0f} MB, stored + used {stored_and_used / 1e6:.0f} MB")
-    report = {"load_peak": load_peak, "stored_and_used": stored_and_used}
-
-    ids = loaded.tokenizer.encode("one two three four " * 80)[:256]
-    cache, peak = decode_with_peak(pair, ids, 512)
-    bound = models + cache.nbytes
-    print(
-        f"256 + 512 tokens: peak {peak / 1e6:.0f} MB, models + caches {bound / 1e6:.0f} MB", end=""
-    )
-    print(f" ({peak / bound - 1:+.1%})")
-    report |= {"decode_peak": peak, "models_and_caches": bound}
-    del cache
-    mx.clear_cache()
-
-    idle = mx.get_active_memory()
-    for done, active, held in decode_with_marks(pair, ids, 4000, 500):
-        extra = active - idle - held
-        print(f"{done:5} tokens: caches {held / 1e6:6.1f} MB, beyond them {extra / 1e6:5.1f} MB")
-        report[f"beyond_caches_at_{done}"] = extra
-    return report
-
-
-def loop(pair, ids, n_tokens):
-    """Decode greedily at the draft's block, end tokens ignored; yield cache and tokens so far."""
-    from dflash_mlx.accept import match_rule
-    from dflash_mlx.decode import Cut, Plan, decode
-    from dflash_mlx.policy import FixedBlock
-    from dflash_mlx.prefill import prefill
-    from dflash_mlx.sampling import make_chooser
-
-    cache = pair.make_cache()
-    state = prefill(pair, cache, ids, 2048, lambda done, total: True)
-    rule = match_rule(make_chooser(dflash_mlx.SamplingConfig(), 0))
-    policy = FixedBlock(pair.draft.block_size)
-    plan = Plan(policy, rule, lambda tokens: Cut(len(tokens), False), n_tokens)
-    for _, state in decode(pair, cache, state, plan):
-        yield cache, state.n_tokens
-
-
-def decode_with_peak(pair, ids, n_tokens):
-    """Return the cache and MLX's peak over prefill and decoding."""
-    import mlx.core as mx
-
-    mx.reset_peak_memory()
-    for cache, _ in loop(pair, ids, n_tokens):
-        pass
-    return cache, mx.get_peak_memory()
-
-
-def decode_with_marks(pair, ids, n_tokens, every):
-    """Yield tokens, active bytes and cache bytes, every so many tokens."""
-    import mlx.core as mx
-
-    mark = every
-    for cache, done in loop(pair, ids, n_tokens):
-        if done >= mark:
-            yield done, mx.get_active_memory(), cache.nbytes
-            mark += every
 
 
 def _tokens(runs):
