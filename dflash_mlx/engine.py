@@ -1,9 +1,9 @@
 """A loaded pair and the thread that serves it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import mlx.core as mx
 
@@ -15,11 +15,20 @@ from dflash_mlx.decode import Pair
 from dflash_mlx.errors import UnknownModel
 from dflash_mlx.hub import Resolved, resolve
 from dflash_mlx.loaded import LoadedPair, Prompt
-from dflash_mlx.loading import load_draft, load_target
+from dflash_mlx.loading import (
+    check_draft_config,
+    check_target_config,
+    load_draft,
+    load_target,
+)
 from dflash_mlx.pairing import Choice, choose
 from dflash_mlx.pins import Pins, default_folder
 from dflash_mlx.session import Session
 from dflash_mlx.worker import Worker
+
+
+ConfigCheck = Callable[[Mapping[str, Any], str], object]
+"""Refuses a `config.json` that the reference should not have, before weights are fetched."""
 
 
 @dataclass(frozen=True)
@@ -137,24 +146,28 @@ def _bring(choice: Choice, hooks: LoadHooks) -> Files:
     """Return the files of a target and a draft, downloaded if they are not here."""
     pins = Pins(default_folder())
 
-    def files(reference: str, revision: str | None) -> Resolved:
+    def files(reference: str, revision: str | None, check: ConfigCheck) -> Resolved:
         return resolve(
             reference,
             pins=pins,
             revision=revision,
             on_step=hooks.on_step,
             on_progress=hooks.on_progress,
+            # refused here, gigabytes of weights are never fetched
+            check_config=lambda config: check(config, reference),
         )
 
     try:
-        target = files(choice.target, choice.target_revision)
+        target = files(choice.target, choice.target_revision, check_target_config)
     except UnknownModel as error:
         if choice.fallback is None:
             raise
         hooks.on_notice(f"{error}; taking {choice.fallback} instead, whose weights differ")
         choice = replace(choice, target=choice.fallback)
-        target = files(choice.target, None)
-    draft = files(choice.draft, choice.draft_revision) if choice.draft else None
+        target = files(choice.target, None, check_target_config)
+    draft = None
+    if choice.draft:
+        draft = files(choice.draft, choice.draft_revision, check_draft_config)
     return Files(choice, target, draft)
 
 

@@ -50,14 +50,9 @@ def load_target(path: Path, compute: Compute) -> LoadedTarget:
     if path.is_file():
         return _load_gguf(path, compute)
     config = read_json(path / "config.json")
-    if is_draft_config(config):
-        raise UnsupportedModel(
-            f"{path} holds a draft, not a target; give the model it was trained for as --model, "
-            "and this one as --draft"
-        )
-    family = family_of(str(config.get("model_type")), str(path))
+    check_target_config(config, str(path))
     model = _read_model(path)
-    target = family(model)
+    target = family_of(str(config.get("model_type")), str(path))(model)
     settle_weights(model, compute)
     generation = _optional_json(path / "generation_config.json")
     return LoadedTarget(
@@ -76,13 +71,7 @@ def load_draft(path: Path, target: Target, compute: Compute) -> BoundDraft:
         UnsupportedModel: a draft of a kind that does not run here, or no draft at all.
         PairMismatch: the draft was made for another target.
     """
-    raw = read_json(path / "config.json")
-    if not is_draft_config(raw):
-        raise UnsupportedModel(
-            f"{path} holds a {raw.get('model_type')!r} target, not a draft; give a DFlash draft "
-            "as --draft, or --draft none"
-        )
-    config = read_draft_config(raw, str(path / "config.json"))
+    config = check_draft_config(read_json(path / "config.json"), str(path))
     check_pair(config, target, str(path))
     weights = {
         ours: array
@@ -93,6 +82,26 @@ def load_draft(path: Path, target: Target, compute: Compute) -> BoundDraft:
     fill(model, weights, str(path), config.quantization)
     settle_weights(model, compute)
     return bind(model, target)
+
+
+def check_target_config(config: Mapping[str, Any], source: str) -> None:
+    """Raise UnsupportedModel unless `config` is that of a target of a family walked here."""
+    if is_draft_config(config):
+        raise UnsupportedModel(
+            f"{source} holds a draft, not a target; give the model it was trained for as --model, "
+            "and this one as --draft"
+        )
+    family_of(str(config.get("model_type")), source)
+
+
+def check_draft_config(config: Mapping[str, Any], source: str) -> DraftConfig:
+    """Return the draft's configuration; raise UnsupportedModel or BadCheckpoint if it is none."""
+    if not is_draft_config(config):
+        raise UnsupportedModel(
+            f"{source} holds a {config.get('model_type')!r} target, not a draft; give a DFlash "
+            "draft as --draft, or --draft none"
+        )
+    return read_draft_config(config, f"{source}/config.json")
 
 
 _PADDING = 1024
