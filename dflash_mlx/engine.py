@@ -26,7 +26,6 @@ from dflash_mlx.pins import Pins, default_folder
 from dflash_mlx.session import Session
 from dflash_mlx.worker import Worker
 
-
 ConfigCheck = Callable[[Mapping[str, Any], str], object]
 """Refuses a `config.json` that the reference should not have, before weights are fetched."""
 
