@@ -11,8 +11,9 @@ HEAD_SIZES: Final = (64, 80, 96, 128, 192, 256)
 # fit on a core.
 STAGE_BYTES: Final = 17 * 1024
 ROW_PAD: Final = 8
-# More splits than this cost more in unfinished rows than they win in idle cores.
+# Enough for one KV head to fill several cores; what a merge has to read grows with them.
 MAX_SPLITS: Final = 16
+SHORTEST_SPLIT: Final = 256
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,11 @@ def attention_geometries(
     wanted = -(-tiles // row_tiles)
     caps = [8, 4, 2, 1] if head_size <= 128 else [16, 8, 4, 2, 1]
     counts = dict.fromkeys(min(wanted, cap) for cap in caps)
+    # An unfinished row is written and read in float32: 8 bytes per element for each of `rows`,
+    # beside 4 bytes per element for each key and value. So they add a quarter at most.
+    keys = max(SHORTEST_SPLIT, 8 * rows)
     return tuple(
-        AttentionGeometry(count, row_tiles, key_block, keys)
+        AttentionGeometry(count, row_tiles, key_block, keys_per_split)
         for count in counts
-        for keys in (256, 512, 128)
+        for keys_per_split in (keys, 2 * keys, keys // 2)
     )

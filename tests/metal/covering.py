@@ -65,6 +65,8 @@ def all_pairs(values: Values, bases: Sequence[Case] = ({},)) -> list[Case]:
     The axes that bases fix are the same in all of them. Greedy, always the same: a case takes
     the base and then, axis by axis, the value with most missing pairs.
     """
+    if len(values) == 1:
+        return product(values)
     indices = [{name: list(values[name]).index(base[name]) for name in base} for base in bases]
     fixed = list(indices[0])
     missing: Missing = {(name, i): set() for name in values for i in range(len(values[name]))}

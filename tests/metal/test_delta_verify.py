@@ -25,8 +25,8 @@ AXES = Axes(
     pipeline={"dtype": tuple(DTYPES), "key_size": (64, 96, 128, 256)},
     shape={
         "rows": range(1, 33),
-        "heads": ((1, 1), (2, 4), (2, 6)),
-        "value_size": (8, 33, 128),
+        "heads": ((1, 1), (2, 6)),
+        "value_size": (33, 128),
         "order": ORDERS,
     },
 )

@@ -168,6 +168,15 @@ BUGS = {
     "threadgroup_read_before_write": Planted(
         "uninitialised threadgroup read", SHARE, "shared[i] = x[i]", "if (i < 60) shared[i] = x[i]"
     ),
+    "atomic_update_before_a_store": Planted(
+        "uninitialised threadgroup read",
+        ATOMIC,
+        "if (i == 0) atomic_store",
+        "if (i > 64) atomic_store",
+    ),
+    "vector_load_between_its_places": Planted(
+        "misaligned access", COPY, "= x[i]", "= ((const device float2*)(x + i % 2))->y"
+    ),
     "output_read_before_write": Planted(
         "uninitialised device read", COPY, "y[i] = x[i];", "y[i] = x[i] + 0.0f * y[i];"
     ),

@@ -18,10 +18,10 @@ from tests.metal.executor.launch import ORDERS
 AXES = Axes(
     pipeline={
         "dtype": tuple(DTYPES),
-        "weights": tuple(DTYPES),
         "taps": (2, 1, 4),
         "group": (16, 1, 8),
     },
+    extra={"weights": tuple(DTYPES)},
     shape={"rows": range(1, 33), "groups": (1, 3, 20), "order": ORDERS},
 )
 

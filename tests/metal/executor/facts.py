@@ -26,6 +26,7 @@ KINDS = (
     "shift too far",
     "integer overflow",
     "no end",
+    "misaligned access",
 )
 
 

@@ -33,7 +33,7 @@ _KERNEL = (
 )
 _TRACED = (
     "-fsanitize=thread",
-    "-fsanitize=bounds,shift-exponent,signed-integer-overflow,integer-divide-by-zero",
+    "-fsanitize=bounds,shift-exponent,signed-integer-overflow,integer-divide-by-zero,alignment",
     "-fno-tree-vectorize",
     "-fno-tree-slp-vectorize",
     "--param=tsan-instrument-func-entry-exit=0",

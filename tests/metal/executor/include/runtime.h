@@ -60,7 +60,8 @@ void meet(Combine combine, int site);
 void barrier(uint32_t flags, int site);
 void simd_barrier(uint32_t flags, int site);
 void* threadgroup_memory(size_t bytes, const char* name, int line);
-void atomic_access(const void* address, size_t bytes, bool write);
+enum AtomicUse { ATOMIC_LOAD, ATOMIC_STORE, ATOMIC_UPDATE };
+void atomic_access(const void* address, size_t bytes, AtomicUse use);
 
 // One address per (line, name): every thread of the threadgroup sees the same variable.
 template <class T>

@@ -27,6 +27,7 @@ enum Kind : int32_t {
   BAD_SHIFT,
   INTEGER_OVERFLOW,
   NO_END,
+  MISALIGNED,
 };
 
 enum Memory { DEVICE, THREADGROUP };  // index into Clock

@@ -104,7 +104,7 @@ void note_read(Cell& cell, uint32_t me, Memory memory) {
 struct Access {
   char* address;
   size_t bytes;
-  bool write, atomic;
+  bool read, write, atomic;
   uint64_t pc;
 };
 
@@ -153,7 +153,7 @@ void touch_threadgroup(const Access& a) {
   for (size_t k = 0; k < a.bytes; ++k) {
     Cell& cell = arena_cells[a.address + k - arena];
     const int64_t offset = a.address + int64_t(k) - v->address;
-    if (!a.write && !cell.write.thread) {
+    if (a.read && !cell.write.thread) {
       if (!told) report(THREADGROUP_UNINITIALISED, v->name, a.pc, 0, offset, 0);
       told = true;
     }
@@ -209,7 +209,7 @@ void touch_device(Buffer& b, const Access& a) {
   bool told = false;
   for (size_t k = 0; k < a.bytes && !told; ++k) {
     Cell& cell = s.cells.data[offset + int64_t(k)];
-    if (!a.write && !cell.write.thread && !b.initial) {
+    if (a.read && !cell.write.thread && !b.initial) {
       report(DEVICE_UNINITIALISED, b.name, a.pc, 0, offset, 0);
       told = true;
     }
@@ -217,11 +217,10 @@ void touch_device(Buffer& b, const Access& a) {
   }
 }
 
-void access(const void* address, size_t bytes, bool write, bool atomic, void* pc) {
-  char* p = static_cast<char*>(const_cast<void*>(address));
+void watch(const Access& a) {
+  char* p = a.address;
   if (!lane || in_engine(p)) return;
   trace_settle();
-  const Access a{p, bytes, write, atomic, reinterpret_cast<uint64_t>(pc)};
   if (p >= arena && p < arena + arena_bytes) return touch_threadgroup(a);
   if (Buffer* b = find_buffer(p)) return touch_device(*b, a);
   for (auto& m : modules)
@@ -231,6 +230,11 @@ void access(const void* address, size_t bytes, bool write, bool atomic, void* pc
     return;
   report(UNKNOWN_MEMORY, "memory of no buffer", a.pc, 0, 0, 0);
   stop_launch();
+}
+
+void plain(const void* address, size_t bytes, bool write, void* pc) {
+  char* p = static_cast<char*>(const_cast<void*>(address));
+  watch({p, bytes, !write, write, false, reinterpret_cast<uint64_t>(pc)});
 }
 
 int add_module(dl_phdr_info* info, size_t, void*) {
@@ -274,7 +278,8 @@ void trace_settle() {
   if (!has_pending) return;
   has_pending = false;
   const bool same = !memcmp(pending.before, pending.address, pending.bytes);
-  report(same ? SAME_VALUE : pending.kind, pending.what, pending.pc, 0, pending.offset, pending.other);
+  const Kind kind = same ? SAME_VALUE : pending.kind;
+  report(kind, pending.what, pending.pc, 0, pending.offset, pending.other);
 }
 
 void trace_finish(BufferCounts* counts) {
@@ -294,19 +299,22 @@ void trace_finish(BufferCounts* counts) {
   shadows.clear();
 }
 
-void atomic_access(const void* address, size_t bytes, bool write) {
-  if (current->traced) access(address, bytes, write, true, __builtin_return_address(0));
+void atomic_access(const void* address, size_t bytes, AtomicUse use) {
+  if (!current->traced) return;
+  char* p = static_cast<char*>(const_cast<void*>(address));
+  const uint64_t pc = reinterpret_cast<uint64_t>(__builtin_return_address(0));
+  watch({p, bytes, use != ATOMIC_STORE, use != ATOMIC_LOAD, true, pc});
 }
 
 }  // namespace rt
 
 #define CALLER __builtin_return_address(0)
-#define WATCH_AS(kind, n)                                                          \
-  void __tsan_##kind##read##n(void* p) { rt::access(p, n, false, false, CALLER); } \
-  void __tsan_##kind##write##n(void* p) { rt::access(p, n, true, false, CALLER); } \
-  void __tsan_##kind##read_write##n(void* p) {                                     \
-    rt::access(p, n, false, false, CALLER);                                        \
-    rt::access(p, n, true, false, CALLER);                                         \
+#define WATCH_AS(kind, n)                                                     \
+  void __tsan_##kind##read##n(void* p) { rt::plain(p, n, false, CALLER); }    \
+  void __tsan_##kind##write##n(void* p) { rt::plain(p, n, true, CALLER); }    \
+  void __tsan_##kind##read_write##n(void* p) {                                \
+    rt::plain(p, n, false, CALLER);                                           \
+    rt::plain(p, n, true, CALLER);                                            \
   }
 #define WATCH(n) WATCH_AS(, n) WATCH_AS(unaligned_, n) WATCH_AS(volatile_, n)
 
@@ -317,7 +325,9 @@ struct Source {
   uint32_t line, column;
 };
 void undefined(rt::Kind kind, const char* what, const void* record) {
-  if (rt::lane) rt::report(kind, what, 0, int(static_cast<const Source*>(record)->line), 0, 0);
+  const Source& source = *static_cast<const Source*>(record);
+  const bool in_kernel = strstr(source.file, ".metal") != nullptr;
+  if (rt::lane) rt::report(kind, what, 0, in_kernel ? int(source.line) : 0, 0, 0);
 }
 }  // namespace
 
@@ -326,22 +336,22 @@ void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
 WATCH(1) WATCH(2) WATCH(4) WATCH(8) WATCH(16)
-void __tsan_read_range(void* p, unsigned long n) { rt::access(p, n, false, false, CALLER); }
-void __tsan_write_range(void* p, unsigned long n) { rt::access(p, n, true, false, CALLER); }
+void __tsan_read_range(void* p, unsigned long n) { rt::plain(p, n, false, CALLER); }
+void __tsan_write_range(void* p, unsigned long n) { rt::plain(p, n, true, CALLER); }
 
 // Kernels are linked with --wrap, so that block copies the compiler makes are seen too.
 void* __wrap_memcpy(void* to, const void* from, unsigned long n) {
-  rt::access(from, n, false, false, CALLER);
-  rt::access(to, n, true, false, CALLER);
+  rt::plain(from, n, false, CALLER);
+  rt::plain(to, n, true, CALLER);
   return memcpy(to, from, n);
 }
 void* __wrap_memmove(void* to, const void* from, unsigned long n) {
-  rt::access(from, n, false, false, CALLER);
-  rt::access(to, n, true, false, CALLER);
+  rt::plain(from, n, false, CALLER);
+  rt::plain(to, n, true, CALLER);
   return memmove(to, from, n);
 }
 void* __wrap_memset(void* to, int value, unsigned long n) {
-  rt::access(to, n, true, false, CALLER);
+  rt::plain(to, n, true, CALLER);
   return memset(to, value, n);
 }
 
@@ -354,4 +364,5 @@ UNDEFINED(sub_overflow, INTEGER_OVERFLOW, "signed subtraction")
 UNDEFINED(mul_overflow, INTEGER_OVERFLOW, "signed multiplication")
 UNDEFINED(negate_overflow, INTEGER_OVERFLOW, "negation")
 UNDEFINED(divrem_overflow, INTEGER_OVERFLOW, "division")
+UNDEFINED(type_mismatch_v1, MISALIGNED, "vector or wider type")
 }

@@ -28,16 +28,16 @@ SHIM_NOT_TRACED inline T peek(const atomic<T>* p) {
   return p->value;
 }
 template <class T>
-inline void note(const atomic<T>* p, bool write) {
+inline void note(const atomic<T>* p, rt::AtomicUse use) {
   rt::counters.atomics++;
-  rt::atomic_access(p, sizeof(T), write);
+  rt::atomic_access(p, sizeof(T), use);
 }
 }  // namespace detail
 
 #define SHIM_ATOMIC(name, expression)                                              \
   template <class T, class S>                                                      \
   inline T name(atomic<T>* p, S operand, memory_order) {                           \
-    detail::note(p, true);                                                         \
+    detail::note(p, rt::ATOMIC_UPDATE);                                            \
     const T x = T(operand), old = detail::peek(p);                                 \
     (void)x;                                                                       \
     return detail::exchange(p, T(expression));                                     \
@@ -53,18 +53,18 @@ SHIM_ATOMIC(atomic_fetch_xor_explicit, old ^ x)
 
 template <class T, class S>
 inline void atomic_store_explicit(atomic<T>* p, S value, memory_order) {
-  detail::note(p, true);
+  detail::note(p, rt::ATOMIC_STORE);
   detail::exchange(p, T(value));
 }
 template <class T>
 inline T atomic_load_explicit(const atomic<T>* p, memory_order) {
-  detail::note(p, false);
+  detail::note(p, rt::ATOMIC_LOAD);
   return detail::peek(p);
 }
 template <class T, class S>
 inline bool atomic_compare_exchange_weak_explicit(atomic<T>* p, T* expected, S value, memory_order,
                                                   memory_order) {
-  detail::note(p, true);
+  detail::note(p, rt::ATOMIC_UPDATE);
   const T old = detail::peek(p);
   if (old == *expected) {
     detail::exchange(p, T(value));

@@ -150,7 +150,8 @@ using std::true_type;
 
 template <class T>
 struct is_floating_point
-    : bool_constant<std::is_floating_point<T>::value || is_same_v<T, half> || is_same_v<T, bfloat>> {};
+    : bool_constant<std::is_floating_point<T>::value || is_same_v<T, half> ||
+                    is_same_v<T, bfloat>> {};
 template <class T>
 constexpr bool is_floating_point_v = is_floating_point<T>::value;
 
