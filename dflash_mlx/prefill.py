@@ -18,12 +18,18 @@ Progress = Callable[[int, int], bool]
 
 
 def prefill(
-    pair: Pair, cache: PairCache, prompt: Sequence[int], n_rows: int, progress: Progress
+    pair: Pair,
+    cache: PairCache,
+    prompt: Sequence[int],
+    n_rows: int,
+    progress: Progress,
+    stable: int = 0,
 ) -> State | None:
     """Bring `cache` to hold all of `prompt` but its last token; return the state to decode from.
 
     `cache` already holds the first `cache.length` tokens. Returns None when `progress` stopped
-    it; the cache then holds the chunks that were finished.
+    it; the cache then holds the chunks that were finished. The place behind the first `stable`
+    tokens, which a later prompt will share, is remembered where it is passed.
 
     Raises:
         OutOfMemoryBudget: the rows exceed the cache's budget.
@@ -38,6 +44,8 @@ def prefill(
             chunk = mx.array([list(prompt[start : min(start + n_rows, end)])])
             cache.append(chunk.shape[1])
             features = pair.target.walk(chunk, cache.layers, pair.taps).features
+            if start < stable <= start + chunk.shape[1]:
+                cache.remember(stable - start)
             cache.commit(chunk.shape[1])
             if pair.draft is not None and cache.context is not None:
                 pair.draft.extend(features, start, cache.context)

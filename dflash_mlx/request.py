@@ -56,15 +56,18 @@ class Request:
         self._meter = Meter()
         self._written: list[str] = []
 
-    def run(self, cache: PairCache, cached: int) -> Result:
-        """Return the finished answer. `cache` holds the first `cached` tokens of the prompt."""
+    def run(self, cache: PairCache, cached: int, stable: int = 0) -> Result:
+        """Return the finished answer. `cache` holds the first `cached` tokens of the prompt.
+
+        The first `stable` tokens will begin the next prompt of this conversation too.
+        """
         n_prompt = len(self.history)
         for notice in self._loaded.notices(self._config):
             self._feed.put(Chunk(notice=notice))
         if self._limit < self._config.max_tokens:
             self._feed.put(Chunk(notice=f"the context has room for {self._limit} more tokens"))
         began = time.perf_counter()
-        state = self._read(cache, cached)
+        state = self._read(cache, cached, stable)
         prefill_s = time.perf_counter() - began
         finished = state is not None and self._write(cache, state)
         self._emit(self._text.finish(), ())
@@ -94,7 +97,7 @@ class Request:
             )
         return room
 
-    def _read(self, cache: PairCache, cached: int) -> State | None:
+    def _read(self, cache: PairCache, cached: int, stable: int) -> State | None:
         """Prefill the prompt; None when cancelled."""
 
         def progress(done: int, total: int) -> bool:
@@ -102,7 +105,7 @@ class Request:
             return not self._cancelled.is_set()
 
         n_rows = self._loaded.cache_config.prefill_rows
-        return prefill(self._loaded.pair, cache, self.history, n_rows, progress)
+        return prefill(self._loaded.pair, cache, self.history, n_rows, progress, stable)
 
     def _write(self, cache: PairCache, state: State) -> bool:
         """Decode to the end; return whether nobody cancelled before it."""

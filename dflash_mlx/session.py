@@ -77,7 +77,7 @@ class Session:
             cached = cache.truncate(_common(self._rows, ids[:-1]))
             try:
                 with wired():
-                    result = request.run(cache, cached)
+                    result = request.run(cache, cached, self._stable(ids, messages, config))
             finally:
                 self._rows = request.history[: cache.length]
             if config.chat_template:
@@ -104,6 +104,24 @@ class Session:
         if isinstance(prompt, str):
             return self._loaded.tokenizer.encode(prompt)
         raise BadRequest("messages need the chat template; give plain text without it")
+
+    def _stable(
+        self, ids: Sequence[int], messages: Sequence[Message], config: GenerationConfig
+    ) -> int:
+        """Return how many tokens of a prompt the next one will begin with.
+
+        A template may open the answer otherwise than it writes a finished one, with an empty
+        thought for instance.
+        """
+        end = len(ids) - 1
+        if not config.chat_template:
+            return end
+        answered = [*messages, {"role": "assistant", "content": "."}]
+        try:
+            later = self._loaded.tokenizer.render(answered, self._loaded.thinking(config))
+        except BadRequest:
+            return end
+        return _common(ids[:end], later)
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:

@@ -1,0 +1,40 @@
+"""Conversations over states and windows: a later turn reads what is new, and writes the same."""
+
+import pytest
+
+from dflash_mlx.config import GenerationConfig
+from dflash_mlx.decode import Pair
+from dflash_mlx.engine import Engine
+from dflash_mlx.worker import Worker
+from tests.tiny import ByteTokenizer, loaded_pair, plain, random_draft, tiny_target
+
+SHORT = GenerationConfig(max_tokens=40)
+
+
+class OpeningTokenizer(ByteTokenizer):
+    """A template that opens answers with an empty thought, which finished answers lack."""
+
+    def render(self, messages, thinking):
+        return [*super().render(messages, thinking), *b"<think></think>"]
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "gemma3_text", "lfm2"])
+def test_the_second_turn_goes_back_to_where_the_first_prompt_ended(family):
+    """Qwen3.5's template rewrites its opening each turn; reading a long chat again each time
+    costs a minute, and half a state would change every later word."""
+    worker = Worker("test")
+
+    def load():
+        target = tiny_target(family)
+        pair = Pair(target, random_draft(target))
+        return loaded_pair(pair, tokenizer=OpeningTokenizer())
+
+    with Engine(worker.run(load), worker) as engine:
+        session = engine.session()
+        session.generate("Tell me of the sky, at some length.", SHORT)
+        shared = len("<user>Tell me of the sky, at some length.\n<assistant>")
+        second = session.generate("Go on", SHORT)
+        ids = engine.loaded.tokenizer.render(session.messages[:-1], None)
+        model = engine.loaded.pair.target.model
+        assert second.cached_tokens == shared
+        assert list(second.tokens) == worker.run(lambda: plain(model, ids, 40))
