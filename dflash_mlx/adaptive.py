@@ -17,9 +17,10 @@ from dflash_mlx.probing import Probing, TextChange
 from dflash_mlx.rounds import Round
 
 _SPAN = 512
-_DRAFTING_SHARE, _PROBING_SHARE = (0.013, 0.022), 0.025
+_DRAFTING_SHARE = (0.014, 0.022)
+_PROBING_SHARE, _CHANGED_SHARE = 0.024, 0.027
 """Shares of plain decoding's time that may be lost over any `_SPAN` tokens: by drafting that
-hardly pays and that surely pays, and by probes, which find out whether bad luck is over."""
+hardly pays and that surely pays, by probes, and by probes of a text that has just changed."""
 
 _SURE_GAIN = 0.4
 """Speed beyond plain decoding's at which drafting surely pays."""
@@ -112,7 +113,8 @@ class AdaptiveBlock:
             return 1
         if self.parked:
             width = self._probe_rows() if self._probing.due else 1
-            return width if self._ledger.allows(self._risk(width), _PROBING_SHARE) else 1
+            share = _CHANGED_SHARE if self._probing.hurried else _PROBING_SHARE
+            return width if self._ledger.allows(self._risk(width), share) else 1
         width, gain = self._best(self._by_surety[self._surety])
         if gain < 1 / _EDGE:
             return 1
@@ -139,7 +141,7 @@ class AdaptiveBlock:
 
     def observe(self, done: Round) -> None:
         """Learn what a finished round cost and what it brought."""
-        n_rows, n_tokens = done.drafted + 1, len(done.tokens)
+        n_tokens = len(done.tokens)
         self._learn_cost(done)
         if done.drafted:
             price = self._price(done)
@@ -162,15 +164,14 @@ class AdaptiveBlock:
             self._surety = sum(done.confidence[-1] >= border for border in _UNSURE)
 
     def _learn_cost(self, done: Round) -> None:
-        """Refine the cost of the round's width; a plain step right behind a draft is no usual one."""
+        """Refine the cost of the round's width; a plain step right behind a draft is unusual."""
         if done.drafted:
             self._n_plain = 0
             self._n_unchecked += len(done.tokens)
             self._costs.observe(done.drafted + 1, done.context, done.seconds)
             self._overlap.observe(
                 done.launched_early,
-                (done.seconds + done.away_s)
-                / self._costs.seconds(done.drafted + 1, done.context),
+                (done.seconds + done.away_s) / self._costs.seconds(done.drafted + 1, done.context),
             )
             return
         self._n_plain += 1

@@ -51,8 +51,11 @@ class Probing:
     """The distance to the next probe, in plain tokens."""
 
     def __init__(self) -> None:
+        self.hurried = True
         self._interval = _FIRST
         self._left = 0
+        self.hurried = False
+        """Whether the next probe is due to a change of the text."""
 
     @property
     def due(self) -> bool:
@@ -70,14 +73,17 @@ class Probing:
 
     def lost(self, longest: int) -> None:
         """Wait twice as long as before, at most `longest` tokens: drafting has lost."""
+        self.hurried = False
         self._interval = min(self._interval * 2, max(longest, _FIRST))
         self._left = self._interval
 
     def won(self) -> None:
         """Begin with the shortest distance again: drafting has paid."""
+        self.hurried = False
         self._interval = _FIRST // 2
 
     def hurry(self) -> None:
         """Probe now: the text has changed."""
+        self.hurried = True
         self._interval = _FIRST
         self._left = 0

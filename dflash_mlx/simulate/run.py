@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dflash_mlx.adaptive import AdaptiveBlock
+from dflash_mlx.costs import CostCurve, LiveCosts
 from dflash_mlx.policy import BlockPolicy
 from dflash_mlx.rounds import Round
 from dflash_mlx.simulate.scenario import Scenario
-from dflash_mlx.simulate.trace import Floats, Trace
+from dflash_mlx.simulate.trace import Floats, Ints, Trace, make_trace
 
 SPAN = 512
 """Tokens of the stretches that must not be slower than plain decoding."""
@@ -36,7 +38,8 @@ class Outcome:
     """How a policy did. Ratios are speeds: 1 is as fast, more is faster.
 
     `worst_of_plain` is over any `SPAN` tokens, `of_plain` and `of_best` over the whole text;
-    `best_rows` is the fixed width that hindsight would have taken. `shares` gives the share of
+    `best_rows` is the fixed width that hindsight would have taken, and `best_worst` how slow it
+    was over its own worst `SPAN` tokens, which nothing held it to. `shares` gives the share of
     tokens that was decoded at each width.
     """
 
@@ -46,8 +49,25 @@ class Outcome:
     of_best: float
     best_rows: int
     best_of_plain: float
+    best_worst: float
     tokens_per_round: float
     shares: dict[int, float]
+
+
+def run_auto(scenario: Scenario) -> Outcome:
+    """Return how the controller decodes a scenario, knowing only what it was told of costs."""
+    costs = LiveCosts(believed_curve(scenario), scenario.max_rows)
+    return simulate(scenario, make_trace(scenario), AdaptiveBlock(costs))
+
+
+def believed_curve(scenario: Scenario) -> CostCurve:
+    """Return the costs that the controller is told: short contexts, and wrong as told to be."""
+    true = scenario.costs.curve()
+    told = tuple(
+        seconds * (scenario.believed if rows > 1 else 1.0)
+        for rows, seconds in zip(true.widths, true.seconds[0], strict=True)
+    )
+    return CostCurve(true.widths, (0,), (told,), scenario.costs.context_ms / 1e6)
 
 
 def simulate(scenario: Scenario, trace: Trace, policy: BlockPolicy) -> Outcome:
@@ -55,19 +75,19 @@ def simulate(scenario: Scenario, trace: Trace, policy: BlockPolicy) -> Outcome:
     machine = Machine(scenario)
     plain = np.array([machine.seconds(1, at) for at in range(trace.n_tokens)])
     ends, seconds, rows = _decode(scenario, trace, machine, policy)
-    fixed = {
-        width: _fixed(trace, machine, width, plain) for width in range(1, scenario.max_rows + 1)
-    }
-    best = min(fixed, key=lambda width: fixed[width])
+    fixed = {width: _fixed(trace, machine, width) for width in range(1, scenario.max_rows + 1)}
+    best = min(fixed, key=lambda width: float(fixed[width][1].sum()))
+    best_s = float(fixed[best][1].sum())
     total = float(seconds.sum())
     tokens = np.diff(np.concatenate([[0], ends]))
     return Outcome(
         name=scenario.name,
         worst_of_plain=_worst(ends, seconds, plain),
         of_plain=float(plain.sum()) / total,
-        of_best=fixed[best] / total,
+        of_best=best_s / total,
         best_rows=best,
-        best_of_plain=float(plain.sum()) / fixed[best],
+        best_of_plain=float(plain.sum()) / best_s,
+        best_worst=_worst(*fixed[best], plain),
         tokens_per_round=trace.n_tokens / len(ends),
         shares={
             int(width): float(tokens[rows == width].sum()) / trace.n_tokens
@@ -78,7 +98,7 @@ def simulate(scenario: Scenario, trace: Trace, policy: BlockPolicy) -> Outcome:
 
 def _decode(
     scenario: Scenario, trace: Trace, machine: Machine, policy: BlockPolicy
-) -> tuple[np.ndarray, Floats, np.ndarray]:
+) -> tuple[Ints, Floats, Ints]:
     """Run the policy; return the tokens done, the true seconds and the rows of every round."""
     rng = np.random.default_rng(scenario.seed + 1)
     noise = np.exp(rng.normal(0, scenario.jitter, trace.n_tokens))
@@ -108,20 +128,19 @@ def _decode(
     return np.array(ends), np.array(seconds), np.array(widths)
 
 
-def _fixed(trace: Trace, machine: Machine, width: int, plain: Floats) -> float:
-    """Return the seconds that a fixed width takes."""
-    if width == 1:
-        return float(plain.sum())
-    at, seconds, n_tokens = 0, 0.0, trace.n_tokens
+def _fixed(trace: Trace, machine: Machine, width: int) -> tuple[Ints, Floats]:
+    """Return the tokens done and the seconds of every round of a fixed width."""
+    at, ends, seconds = 0, [], []
     right = trace.right.tolist()
-    while at < n_tokens:
-        rows = min(width, n_tokens - at)
-        seconds += machine.seconds(rows, at)
+    while at < trace.n_tokens:
+        rows = min(width, trace.n_tokens - at)
+        seconds.append(machine.seconds(rows, at))
         at += min(right[at], rows - 1) + 1
-    return seconds
+        ends.append(at)
+    return np.array(ends), np.array(seconds)
 
 
-def _worst(ends: np.ndarray, seconds: Floats, plain: Floats) -> float:
+def _worst(ends: Ints, seconds: Floats, plain: Floats) -> float:
     """Return the slowest stretch of at least `SPAN` tokens, as a share of plain speed."""
     done = np.concatenate([[0], ends])
     spent = np.concatenate([[0.0], np.cumsum(seconds)])

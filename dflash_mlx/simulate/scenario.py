@@ -4,7 +4,7 @@ Scenario and cost tables are data files beside this one (TOML); nothing here run
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -104,6 +104,16 @@ def text_kinds() -> Mapping[str, Mapping[str, Any]]:
 def scenarios() -> tuple[Scenario, ...]:
     """Return the scenarios that ship with the package, by name."""
     return tuple(make_scenario(name, values) for name, values in sorted(_read("scenarios").items()))
+
+
+def find_scenarios(names: Sequence[str]) -> tuple[Scenario, ...]:
+    """Return the scenarios of these names, all that ship where there are none.
+
+    Raises:
+        BadRequest: there is no such scenario.
+    """
+    known = {scenario.name: scenario for scenario in scenarios()}
+    return tuple(_named(known, name, "scenario") for name in names) or scenarios()
 
 
 def make_scenario(name: str, values: Mapping[str, Any]) -> Scenario:

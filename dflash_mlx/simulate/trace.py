@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from dflash_mlx.simulate.scenario import Phase, Scenario
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Trace:
     `confidence[t]` is the target's probability for its own token at t.
     """
 
-    right: NDArray[np.int64]
+    right: Ints
     confidence: Floats
 
     @property
@@ -58,7 +59,7 @@ def _phase(phase: Phase, reach: int, rng: np.random.Generator) -> tuple[Floats, 
     return chance, confidence, luck
 
 
-def _runs(luck: Floats, chance: Floats, reach: int) -> NDArray[np.int64]:
+def _runs(luck: Floats, chance: Floats, reach: int) -> Ints:
     """Return how many tokens in a row behind each anchor are right."""
     n = len(luck)
     runs = np.zeros(n, np.int64)
