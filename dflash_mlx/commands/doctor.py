@@ -12,7 +12,6 @@ from dflash_mlx.blas import choose_blas
 from dflash_mlx.commands.options import blas_choice
 from dflash_mlx.config import GenerationConfig
 from dflash_mlx.errors import BadRequest, DFlashError
-from dflash_mlx.pairing import choose
 
 if TYPE_CHECKING:
     from dflash_mlx.checkup import Finding
@@ -40,6 +39,7 @@ def doctor(
     choose_blas(blas_choice(blas))
     from dflash_mlx.checkup import Finding, check_cache, check_device, check_memory, check_packages
     from dflash_mlx.machine import this_machine
+    from dflash_mlx.pairing import choose
 
     facts: dict[str, Any] = {}
     machine = this_machine()

@@ -5,9 +5,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dflash_mlx.download import spelled_bytes
-from dflash_mlx.pins import Pins, default_folder
-
 if TYPE_CHECKING:
     from dflash_mlx.inventory import Item, PairItem
 
@@ -17,6 +14,7 @@ def models(
 ) -> None:
     """List the pairs that have a nickname, and what is on this machine; asks no network."""
     from dflash_mlx.inventory import cached_here, converted_here, pairs_here
+    from dflash_mlx.pins import Pins, default_folder
 
     pins = Pins(default_folder())
     pairs, folders = pairs_here(pins), converted_here(pins)
@@ -51,6 +49,8 @@ def _show(pair: "PairItem") -> None:
 
 
 def _size(item: "Item", announced: int | None = None) -> str:
+    from dflash_mlx.download import spelled_bytes
+
     if item.n_bytes is not None:
         return f"here, {spelled_bytes(item.n_bytes)}"
     return f"not here, about {spelled_bytes(announced)}" if announced else "not here"

@@ -5,7 +5,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from dflash_mlx.commands.terminal import Terminal
-from dflash_mlx.download import spelled_bytes
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -68,6 +67,8 @@ class Loading:
         if self._terminal.told:
             self._draw(done, total)
         elif done >= total or time.monotonic() - self._told_at > _EVERY_S:
+            from dflash_mlx.download import spelled_bytes
+
             self._told_at = time.monotonic()
             self._terminal.say(f"{spelled_bytes(done)} of {spelled_bytes(total)} downloaded")
 

@@ -11,8 +11,6 @@ from dflash_mlx.commands.stats_view import stats_line, stats_lines
 from dflash_mlx.commands.terminal import Terminal
 from dflash_mlx.commands.transcript import save_transcript
 from dflash_mlx.errors import BadRequest, DFlashError
-from dflash_mlx.pairing import choose
-from dflash_mlx.pins import Pins, default_folder
 
 if TYPE_CHECKING:
     from dflash_mlx import Engine, GenerationConfig, Result, Session
@@ -129,6 +127,8 @@ class Talk:
             UnknownModel: there cannot be such a pair; this one stays.
         """
         from dflash_mlx.checkup import locate
+        from dflash_mlx.pairing import choose
+        from dflash_mlx.pins import Pins, default_folder
 
         locate(choose(model, draft), Pins(default_folder()))
         self.close()

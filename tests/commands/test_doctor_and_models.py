@@ -1,0 +1,91 @@
+"""`doctor` and `models`: facts for people, or the same as JSON."""
+
+import json
+
+import pytest
+
+from dflash_mlx import checkup, registry
+from dflash_mlx.checkup import Finding
+from dflash_mlx.commands import main
+from dflash_mlx.hub import find_packaged
+
+
+def run(capsys, *arguments, code=0):
+    assert main(list(arguments)) == code
+    return capsys.readouterr().out
+
+
+def embedded():
+    card = registry.find("smollm2-135m")
+    return all(find_packaged(name) for name in (card.target, card.draft))
+
+
+def test_models_lists_every_pair(home, capsys):
+    """A nickname that is not listed does not exist for a user."""
+    out = run(capsys, "models")
+    for card in registry.cards():
+        assert card.nickname in out and card.target in out and card.draft in out
+
+
+def test_models_as_json(home, capsys):
+    """Tools choose a model by size and by what is here."""
+    found = json.loads(run(capsys, "models", "--json"))
+    assert [pair["nickname"] for pair in found["pairs"]] == [
+        card.nickname for card in registry.cards()
+    ]
+    assert found["pairs"][0]["target"].keys() == {"reference", "path", "bytes", "revision"}
+    assert found["converted"] == found["cached"] == []
+
+
+def test_doctor_downloads_nothing(home, capsys, monkeypatch):
+    """It is run before deciding on a download."""
+
+    def refuse(*arguments, **options):
+        raise AssertionError("asked the network")
+
+    monkeypatch.setattr("socket.socket.connect", refuse)
+    out = run(capsys, "doctor", "-m", "qwen3-4b")
+    assert "using it downloads it" in out
+
+
+@pytest.mark.embedded
+def test_doctor_says_what_would_be_loaded_and_whether_it_fits(home, capsys):
+    """The first question on every forum: will it run here?"""
+    if not embedded():
+        pytest.skip("the embedded pair is not installed")
+    found = json.loads(run(capsys, "doctor", "--json", "--context", "1000"))
+    assert found["ok"] is True
+    assert found["pair"]["block"] == 8
+    assert found["pair"]["need"]["n_rows"] == 1000
+    assert found["pair"]["context_that_fits"] <= found["pair"]["max_context"] == 8192
+    assert found["machine"]["device"] in ("cpu", "metal")
+    subjects = {finding["subject"] for finding in found["findings"]}
+    assert subjects >= {"dflash-mlx", "python", "mlx", "mlx-lm", "memory", "target", "fits"}
+
+
+@pytest.mark.embedded
+def test_doctor_refuses_a_context_that_does_not_fit(home, capsys, monkeypatch):
+    """The exit code is what a script sees."""
+    if not embedded():
+        pytest.skip("the embedded pair is not installed")
+    monkeypatch.setattr("dflash_mlx.machine.memory_here", lambda: (10**9, 7 * 10**8))
+    out = run(capsys, "doctor", "--context", "8000", code=1)
+    assert "!!  fits" in out and "do: --context" in out
+
+
+def test_doctor_marks_what_must_be_done(home, capsys, monkeypatch):
+    """A fault among twenty fine lines has to stand out, with its remedy."""
+    fault = Finding("mlx", "must", "0.1, outside >=0.32", "pip install -U mlx")
+    monkeypatch.setattr(checkup, "check_packages", lambda: iter([fault]))
+    out = run(capsys, "doctor", "-m", "qwen3-4b", code=1)
+    assert "!!  mlx " in out
+    assert " do: pip install -U mlx\n" in out
+
+
+def test_doctor_finds_a_pair_that_does_not_load(home, capsys, tmp_path):
+    """A broken folder should be found before an evening is lost to it."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "qwen3"}')
+    out = run(capsys, "doctor", "-m", str(folder), code=1)
+    assert "!!  pair " in out and "model*.safetensors" in out

@@ -1,0 +1,58 @@
+"""The command as a user runs it: a process, the embedded pair, OpenBLAS where it is installed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dflash_mlx import registry
+from dflash_mlx.hub import find_packaged
+
+ROOT = Path(__file__).resolve().parents[2]
+CARD = registry.find("smollm2-135m")
+
+pytestmark = [
+    pytest.mark.embedded,
+    pytest.mark.skipif(
+        not all(find_packaged(name) for name in (CARD.target, CARD.draft)),
+        reason="the embedded pair is not installed",
+    ),
+]
+
+
+def run(*arguments, stdin=""):
+    return subprocess.run(
+        [sys.executable, str(ROOT / "cli.py"), *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # more threads fight over busy cores
+    )
+
+
+def test_generate_answers():
+    """Everything from the wheel's file to the text, at once."""
+    done = run("generate", "What is the capital of France?", "--max-tokens", "8", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["text"] == "The capital of France is Paris."
+    assert (found["finish_reason"], found["generated_tokens"]) == ("stop", 7)
+    assert found["stats"]["path"] == "dflash" and found["stats"]["accepted"] > 0
+    assert found["stats"]["blas"] in ("openblas", "bundled", "accelerate")
+    assert "SmolLM2-135M-Instruct" in done.stderr and "block " in done.stderr
+
+
+def test_chat_in_a_pipe_remembers():
+    """A second turn that knows nothing of the first is the bug that chats had for years."""
+    turns = "My name is Ada.\nWhat is my name?\n"
+    done = run("chat", "--max-tokens", "4", "--block", "2", stdin=turns)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") >= 2
+    lines = [line for line in done.stderr.splitlines() if line.startswith("prompt ")]
+    assert "+ 0 cached" in lines[0] and "+ 0 cached" not in lines[1]
+    assert "Traceback" not in done.stderr
