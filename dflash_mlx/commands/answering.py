@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from dflash_mlx.commands.interrupt import leave, on_interrupt
-from dflash_mlx.commands.progress import show_prefill
+from dflash_mlx.commands.progress import Reading
 from dflash_mlx.commands.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ def show_answer(
     does the first while the prompt is being read, unless the program `stays`.
     """
     begun = stopping = False
+    reading = Reading(terminal)
 
     def stop() -> None:
         nonlocal stopping
@@ -33,7 +34,7 @@ def show_answer(
         for chunk in stream:
             begun = begun or bool(chunk.tokens)
             if chunk.progress and not stopping:
-                show_prefill(terminal, *chunk.progress)
+                reading.show(*chunk.progress)
             if chunk.notice:
                 terminal.say(chunk.notice, dim=True)
             if text:

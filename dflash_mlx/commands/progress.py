@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dflash_mlx import LoadHooks
 
 _EVERY_S = 10.0
-"""Seconds between two lines about one download where nobody watches a bar."""
+"""Seconds between two lines about one thing where nobody watches a bar."""
 
 
 class Loading:
@@ -83,10 +83,21 @@ class Loading:
             self.stop()
 
 
-def show_prefill(terminal: Terminal, done: int, total: int) -> None:
-    """Say how much of a prompt has been read, until the first word takes the line."""
-    if total:
-        terminal.show(f"reading the prompt: {done} of {total} tokens")
+class Reading:
+    """Shows how much of a prompt has been read: a passing line on a screen, now and then a line."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+        self._told_at = time.monotonic()
+
+    def show(self, done: int, total: int) -> None:
+        """Say that `done` of `total` tokens have been read."""
+        text = f"reading the prompt: {done} of {total} tokens"
+        if self._terminal.told:
+            self._terminal.show(text)
+        elif time.monotonic() - self._told_at > _EVERY_S:
+            self._told_at = time.monotonic()
+            self._terminal.say(text)
 
 
 def _bars() -> "Progress":

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dflash_mlx.commands.progress import Loading
+from dflash_mlx.commands.progress import Loading, Reading
 from dflash_mlx.commands.stats_view import stats_line, stats_lines
 from dflash_mlx.commands.terminal import Terminal
 from dflash_mlx.commands.transcript import save_transcript
@@ -118,6 +118,18 @@ def test_loading_is_a_bar_on_a_screen_and_gone_afterwards(monkeypatch):
     assert "still downloading" in shown
     assert shown.endswith("other weights\n")
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # the cursor came back
+
+
+def test_reading_a_long_prompt_is_told_now_and_then(capsys, monkeypatch):
+    """A log should show that it goes on, without a line for each chunk."""
+    now = iter(range(0, 1000, 4))
+    monkeypatch.setattr("time.monotonic", lambda: next(now))
+    reading = Reading(Terminal())
+    for done in range(0, 10):
+        reading.show(done * 2048, 20480)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "reading the prompt: 4096 of 20480 tokens"
+    assert 1 < len(lines) < 5
 
 
 def test_loading_survives_a_download_that_fails(monkeypatch):
