@@ -95,7 +95,7 @@ inline void stage(
 // Clears the rows of a staged tile from `first_row` on: a hidden key has weight zero, and
 // zero times what happened to lie there need not be zero.
 template <typename T, int D, int KEYS, int THREADS>
-inline void clear(threadgroup T* tile, int first_row, int thread_index) {
+inline void clear_rows(threadgroup T* tile, int first_row, int thread_index) {
   for (int at = thread_index; at < (KEYS - first_row) * D; at += THREADS) {
     tile[(first_row + at / D) * (D + ROW_PAD) + at % D] = T(0.0f);
   }
@@ -142,7 +142,7 @@ inline void attend(
     for (int e = 0; e < 2; ++e) {
       const int key_index = first_key + 8 * tile + column + e;
       const bool seen = key_index >= first && key_index <= last;
-      const float s = seen ? pair(score[tile], e) * scale : HIDDEN;
+      const float s = seen ? pair_at(score[tile], e) * scale : HIDDEN;
       score[tile].thread_elements()[e] = s;
       top = max(top, s);
     }
@@ -154,8 +154,8 @@ inline void attend(
   float sum = rows.sum[rt] * keep;
   UNROLL
   for (int tile = 0; tile < KEYS / 8; ++tile) {
-    const float first_weight = exp2(pair(score[tile], 0) - top);
-    const float second_weight = exp2(pair(score[tile], 1) - top);
+    const float first_weight = exp2(pair_at(score[tile], 0) - top);
+    const float second_weight = exp2(pair_at(score[tile], 1) - top);
     sum += first_weight + second_weight;
     set_pair(score[tile], first_weight, second_weight);
   }
@@ -164,7 +164,7 @@ inline void attend(
 
   UNROLL
   for (int d = 0; d < D / 8; ++d) {
-    set_pair(rows.out[rt][d], pair(rows.out[rt][d], 0) * keep, pair(rows.out[rt][d], 1) * keep);
+    set_pair(rows.out[rt][d], pair_at(rows.out[rt][d], 0) * keep, pair_at(rows.out[rt][d], 1) * keep);
     UNROLL
     for (int tile = 0; tile < KEYS / 8; ++tile) {
       const threadgroup T* value = values + (8 * tile + row) * LD + 8 * d + column;
@@ -192,8 +192,8 @@ inline void store_rows(
   const float divisor = DIRECT ? sum : 1.0f;
   UNROLL
   for (int d = 0; d < D / 8; ++d) {
-    out[8 * d + column] = O(pair(rows.out[rt][d], 0) / divisor);
-    out[8 * d + column + 1] = O(pair(rows.out[rt][d], 1) / divisor);
+    out[8 * d + column] = O(pair_at(rows.out[rt][d], 0) / divisor);
+    out[8 * d + column + 1] = O(pair_at(rows.out[rt][d], 1) / divisor);
   }
   if (!DIRECT && column == 0) {
     out[D] = O(rows.top[rt]);

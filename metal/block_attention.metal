@@ -87,8 +87,8 @@ for (int key = begin; key < end; key += KEYS) {
       block_v + head * block_v_strides[1] + first_block * block_v_strides[2],
       block_v_strides[2], block_v_strides[3], from_context, present - from_context,
       thread_index);
-  clear<T, D, KEYS, THREADS>(keys, present, thread_index);
-  clear<T, D, KEYS, THREADS>(values, present, thread_index);
+  clear_rows<T, D, KEYS, THREADS>(keys, present, thread_index);
+  clear_rows<T, D, KEYS, THREADS>(values, present, thread_index);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   UNROLL
   for (int rt = 0; rt < RT; ++rt) {

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import mlx.core as mx
 
@@ -54,6 +54,16 @@ class Kernel:
             header=self.header,
             ensure_row_contiguous=self.contiguous,
         )
+
+
+class LaunchPlan(NamedTuple):
+    """What a launch is besides its kernel and inputs; the same for all inputs of a shape."""
+
+    template: Template
+    grid: tuple[int, int, int]
+    threadgroup: tuple[int, int, int]
+    output_shapes: tuple[tuple[int, ...], ...]
+    output_dtypes: tuple[mx.Dtype, ...]
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,12 @@ Letters: M rows, K inputs, N outputs. Kernel: dense_verify.metal.
 """
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Final
 
 import mlx.core as mx
 
-from dflash_mlx.metal.build import DEFAULT_DEVICE, Device, Launch, read_kernel
+from dflash_mlx.metal.build import DEFAULT_DEVICE, Device, Launch, LaunchPlan, read_kernel
 from dflash_mlx.metal.geometry import MatrixGeometry, matrix_geometries
 from dflash_mlx.metal.refusal import (
     first_reason,
@@ -52,19 +53,24 @@ def dense_verify(
         return dense_verify_reference(x, w)
     parts = -(-x.shape[1] // BLOCK)
     chosen = geometry or matrix_geometries(x.shape[0], w.shape[0], parts)[0]
-    (y,) = device.run(_launch(x, w, chosen))
+    (y,) = device.run(dense_launch(x, w, chosen))
     return y
 
 
-def _launch(x: mx.array, w: mx.array, geometry: MatrixGeometry) -> Launch:
-    rows, columns = x.shape[0], w.shape[0]
+def dense_launch(x: mx.array, w: mx.array, geometry: MatrixGeometry) -> Launch:
+    """The launch for inputs that are known to fit; nothing is checked here."""
+    return Launch(KERNEL, (x, w), *_plan(x.dtype, w.dtype, x.shape[0], w.shape[0], geometry))
+
+
+@cache
+def _plan(
+    dtype: mx.Dtype, weights: mx.Dtype, rows: int, columns: int, geometry: MatrixGeometry
+) -> LaunchPlan:
     threads = 32 * geometry.slices
-    return Launch(
-        kernel=KERNEL,
-        inputs=(x, w),
+    return LaunchPlan(
         template=(
-            ("T", x.dtype),
-            ("W", w.dtype),
+            ("T", dtype),
+            ("W", weights),
             ("NT", geometry.column_tiles),
             ("MT", -(-rows // 8)),
             ("SLICES", geometry.slices),
@@ -72,7 +78,7 @@ def _launch(x: mx.array, w: mx.array, geometry: MatrixGeometry) -> Launch:
         grid=(threads, -(-columns // (8 * geometry.column_tiles)), 1),
         threadgroup=(threads, 1, 1),
         output_shapes=((rows, columns),),
-        output_dtypes=(x.dtype,),
+        output_dtypes=(dtype,),
     )
 
 

@@ -16,9 +16,12 @@ from mlx.utils import tree_unflatten
 
 from dflash_mlx.metal.build import DEFAULT_DEVICE, Device
 from dflash_mlx.metal.contests import Weight, matrix_name
-from dflash_mlx.metal.dense_verify import dense_verify
+from dflash_mlx.metal.dense_verify import dense_launch
+from dflash_mlx.metal.dense_verify import weight_reasons as dense_reasons
 from dflash_mlx.metal.geometry import MatrixGeometry
-from dflash_mlx.metal.quantized_verify import BITS, GROUPS, QuantizedWeight, quantized_verify
+from dflash_mlx.metal.quantized_verify import QuantizedWeight, quantized_launch
+from dflash_mlx.metal.quantized_verify import weight_reasons as quantized_reasons
+from dflash_mlx.metal.refusal import FLOATS, first_reason
 
 
 @dataclass
@@ -46,9 +49,13 @@ class MatrixGroup:
 
 
 class _Chosen:
-    """The choice of a layer; kept out of the module's parameters."""
+    """The choice of a layer; kept out of the module's parameters.
 
-    def __init__(self, choices: Choices, device: Device | None) -> None:
+    Weights were seen to fit when the layer was exchanged, so launches skip the refusals: these
+    would cost more Python time per round than all else here.
+    """
+
+    def __init__(self, choices: Choices, device: Device) -> None:
         self.choices = choices
         self.device = device
 
@@ -57,13 +64,14 @@ class _Chosen:
         inputs = x.shape[-1]
         rows = x.size // inputs
         geometry = self.choices.geometries.get(rows)
-        if geometry is None:
+        if geometry is None or x.dtype not in FLOATS:
             return None
         flat = x.reshape(rows, inputs)
         if isinstance(weight, QuantizedWeight):
-            y = quantized_verify(flat, weight, device=self.device, geometry=geometry)
+            launch = quantized_launch(flat, weight, geometry)
         else:
-            y = dense_verify(flat, weight, device=self.device, geometry=geometry)
+            launch = dense_launch(flat, weight, geometry)
+        (y,) = self.device.run(launch)
         return y.reshape(*x.shape[:-1], -1)
 
 
@@ -168,12 +176,12 @@ def _exchanged(layer: nn.Module, chosen: _Chosen) -> nn.Module:
 
 
 def _weight(layer: nn.Module) -> Weight | None:
-    """The matrix of a layer that a kernel can take, or None."""
+    """The matrix of a layer if a kernel can take it, or None."""
     if type(layer) in (nn.Linear, nn.Embedding):
-        weight: mx.array = layer.weight
-        return weight if weight.dtype in (mx.float32, mx.bfloat16, mx.float16) else None
-    if type(layer) not in (nn.QuantizedLinear, nn.QuantizedEmbedding):
-        return None
-    if layer.mode != "affine" or layer.bits not in BITS or layer.group_size not in GROUPS:
-        return None
-    return packed_weight(layer)
+        dense: mx.array = layer.weight
+        return dense if first_reason(dense_reasons(dense, dense.shape[1])) is None else None
+    if type(layer) in (nn.QuantizedLinear, nn.QuantizedEmbedding) and layer.mode == "affine":
+        packed = packed_weight(layer)
+        inputs = packed.scales.shape[1] * packed.group_size
+        return packed if first_reason(quantized_reasons(packed, inputs)) is None else None
+    return None

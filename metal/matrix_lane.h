@@ -24,7 +24,7 @@ inline void set_pair(thread matrix8& m, float first, float second) {
   m.thread_elements()[1] = second;
 }
 
-inline float pair(thread matrix8& m, int element) {
+inline float pair_at(thread matrix8& m, int element) {
   return m.thread_elements()[element];
 }
 

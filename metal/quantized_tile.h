@@ -128,9 +128,9 @@ inline void quantized_tile(
       for (int mt = 0; mt < MT; ++mt) {
         set_pair(
             acc[nt][mt],
-            pair(acc[nt][mt], 0) + scale * pair(product[nt][mt], 0) +
+            pair_at(acc[nt][mt], 0) + scale * pair_at(product[nt][mt], 0) +
                 bias * x_sum[mt][0],
-            pair(acc[nt][mt], 1) + scale * pair(product[nt][mt], 1) +
+            pair_at(acc[nt][mt], 1) + scale * pair_at(product[nt][mt], 1) +
                 bias * x_sum[mt][1]);
       }
     }

@@ -5,11 +5,12 @@ Letters: M rows, K inputs, N outputs, G values per group. Kernel: quantized_veri
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import mlx.core as mx
 
-from dflash_mlx.metal.build import DEFAULT_DEVICE, Device, Launch, read_kernel
+from dflash_mlx.metal.build import DEFAULT_DEVICE, Device, Launch, LaunchPlan, read_kernel
 from dflash_mlx.metal.geometry import MatrixGeometry, matrix_geometries
 from dflash_mlx.metal.refusal import (
     first_reason,
@@ -79,22 +80,42 @@ def quantized_verify(
     rows, columns = x.shape[0], weight.packed.shape[0]
     parts = x.shape[1] // weight.group_size
     chosen = geometry or matrix_geometries(rows, columns, parts)[0]
-    (y,) = device.run(_launch(x, weight, chosen))
+    (y,) = device.run(quantized_launch(x, weight, chosen))
     return y
 
 
-def _launch(x: mx.array, weight: QuantizedWeight, geometry: MatrixGeometry) -> Launch:
-    rows, columns = x.shape[0], weight.packed.shape[0]
+def quantized_launch(x: mx.array, weight: QuantizedWeight, geometry: MatrixGeometry) -> Launch:
+    """The launch for inputs that are known to fit; nothing is checked here."""
+    plan = _plan(
+        x.dtype,
+        weight.scales.dtype,
+        x.shape[0],
+        weight.packed.shape[0],
+        weight.group_size,
+        weight.bits,
+        geometry,
+    )
+    return Launch(KERNEL, (x, weight.packed, weight.scales, weight.biases), *plan)
+
+
+@cache
+def _plan(
+    dtype: mx.Dtype,
+    scales: mx.Dtype,
+    rows: int,
+    columns: int,
+    group_size: int,
+    bits: int,
+    geometry: MatrixGeometry,
+) -> LaunchPlan:
     threads = 32 * geometry.slices
-    return Launch(
-        kernel=KERNEL,
-        inputs=(x, weight.packed, weight.scales, weight.biases),
+    return LaunchPlan(
         template=(
-            ("T", x.dtype),
-            ("S", weight.scales.dtype),
-            ("BITS", weight.bits),
-            ("GROUP", weight.group_size),
-            ("KB", block_of(rows, weight.group_size)),
+            ("T", dtype),
+            ("S", scales),
+            ("BITS", bits),
+            ("GROUP", group_size),
+            ("KB", block_of(rows, group_size)),
             ("NT", geometry.column_tiles),
             ("MT", -(-rows // 8)),
             ("SLICES", geometry.slices),
@@ -102,7 +123,7 @@ def _launch(x: mx.array, weight: QuantizedWeight, geometry: MatrixGeometry) -> L
         grid=(threads, -(-columns // (8 * geometry.column_tiles)), 1),
         threadgroup=(threads, 1, 1),
         output_shapes=((rows, columns),),
-        output_dtypes=(x.dtype,),
+        output_dtypes=(dtype,),
     )
 
 

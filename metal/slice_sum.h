@@ -29,7 +29,7 @@ inline void share_slices(
           for (int e = 0; e < 2; ++e) {
             const int at = (8 * mt + row + e) * COLUMNS + 8 * nt + column;
             const float other = upper == 0 && SLICES > 1 ? tile[at] : 0.0f;
-            tile[at] = other + pair(acc[nt][mt], e);
+            tile[at] = other + pair_at(acc[nt][mt], e);
           }
         }
       }

@@ -69,8 +69,8 @@ for (int key = begin; key < end; key += KEYS) {
       keys, k_head + key * k_strides[2], k_strides[2], k_strides[3], 0, present, thread_index);
   stage<T, D, THREADS>(
       values, v_head + key * v_strides[2], v_strides[2], v_strides[3], 0, present, thread_index);
-  clear<T, D, KEYS, THREADS>(keys, present, thread_index);
-  clear<T, D, KEYS, THREADS>(values, present, thread_index);
+  clear_rows<T, D, KEYS, THREADS>(keys, present, thread_index);
+  clear_rows<T, D, KEYS, THREADS>(values, present, thread_index);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   UNROLL
   for (int rt = 0; rt < RT; ++rt) {
