@@ -23,7 +23,7 @@ from dflash_mlx.convert.progress import Progress, Watcher
 from dflash_mlx.convert.recipe import Recipe
 from dflash_mlx.convert.sample_text import TEXT
 from dflash_mlx.convert.source import Source
-from dflash_mlx.convert.tensors import Rows, chunks, to_mlx
+from dflash_mlx.convert.tensors import Rows, chunks, numbers, to_mlx
 from dflash_mlx.convert.tokens import source_tokens
 from dflash_mlx.errors import BadRequest, UnsupportedModel
 
@@ -137,9 +137,9 @@ def _measure(
         _put(layer, {path: module.inner for path, module in seen.items()})
         walk.empty(index)
         for path in sorted(inner):
-            whole = f"model.layers.{index}.{path}"
-            if whole in free and rows[path] is not None:
-                yield measured(whole, values[f"{whole}.weight"], rows[path], group_size)
+            whole, entering = f"model.layers.{index}.{path}", rows[path]
+            if whole in free and entering is not None:
+                yield measured(whole, values[f"{whole}.weight"], entering, group_size)
         mx.clear_cache()
         watch(Progress("calibrate", index + 1, walk.n_layers, "layers"))
     normed = walk.norm(values, hidden)[:_MOST_ROWS]
@@ -195,7 +195,7 @@ def measured(path: str, weight: Rows, entering: mx.array, group_size: int) -> Me
             packed = mx.quantize(rows, group_size=group_size, bits=bits)
             rounded = mx.dequantize(*packed, group_size=group_size, bits=bits)
             errors.append(mx.square(entering @ (rounded.astype(mx.float32) - exact).T).sum())
-        *found, length = mx.stack([*errors, mx.square(entering @ exact.T).sum()]).tolist()
+        *found, length = numbers([*errors, mx.square(entering @ exact.T).sum()])
         off = [before + more for before, more in zip(off, found, strict=True)]
         size += length
     n_weights = math.prod(weight.shape)

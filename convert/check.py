@@ -15,7 +15,7 @@ from dflash_mlx.convert import safetensors
 from dflash_mlx.convert.job import Job
 from dflash_mlx.convert.packing import DequantizedRows
 from dflash_mlx.convert.plan import Output
-from dflash_mlx.convert.tensors import FLOATS, Rows, chunks, item_bytes, row_width, to_mlx
+from dflash_mlx.convert.tensors import FLOATS, Rows, chunks, item_bytes, numbers, row_width, to_mlx
 from dflash_mlx.convert.workers import run_all
 from dflash_mlx.errors import BadCheckpoint
 
@@ -110,8 +110,8 @@ def _difference(output: Output, result: Rows, start: int, stop: int) -> tuple[fl
             return 0.0, 0.0, 0.0
     source = to_mlx(ours, output.rows.dtype).astype(mx.float32)
     off = to_mlx(theirs, result.dtype).astype(mx.float32) - source
-    squares = mx.stack([mx.square(off).sum(), mx.square(source).sum(), mx.abs(off).max()])
-    difference, size, largest = squares.tolist()
+    squares = [mx.square(off).sum(), mx.square(source).sum(), mx.abs(off).max()]
+    difference, size, largest = numbers(squares)
     return difference, size, largest
 
 

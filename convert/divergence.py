@@ -16,7 +16,7 @@ from dflash_mlx.convert.packing import DequantizedRows
 from dflash_mlx.convert.plan import packed_settings
 from dflash_mlx.convert.progress import Progress, Watcher
 from dflash_mlx.convert.sample_text import TEXT
-from dflash_mlx.convert.tensors import Rows, chunks, to_mlx
+from dflash_mlx.convert.tensors import Rows, chunks, numbers, to_mlx
 from dflash_mlx.convert.tokens import sample_tokens
 from dflash_mlx.models.families import is_supported
 
@@ -111,7 +111,7 @@ def divergence(
         mx.eval(moved, *vars(source).values(), *vars(result).values())
     kl = mx.maximum(moved / source.total - source.log_total + result.log_total, 0)
     same = (source.best == result.best).astype(mx.float32)
-    mean, largest, agreement = mx.stack([kl.mean(), kl.max(), same.mean()]).tolist()
+    mean, largest, agreement = numbers([kl.mean(), kl.max(), same.mean()])
     return Divergence(mean, largest, agreement, len(source_hidden))
 
 

@@ -1,6 +1,7 @@
 """A draft's tensors under the runtime's names, from any of the layouts drafts come in."""
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import mlx.nn as nn
 
@@ -9,6 +10,9 @@ from dflash_mlx.convert.tensors import Rows
 from dflash_mlx.errors import BadCheckpoint
 from dflash_mlx.models.draft_config import DraftConfig
 from dflash_mlx.models.draft_tensors import runtime_name
+
+if TYPE_CHECKING:
+    from dflash_mlx.models.draft import DraftModel
 
 
 def draft_layout(
@@ -33,7 +37,7 @@ def draft_layout(
     return Layout(renamed, quantizable, lambda name: True)
 
 
-def draft_module(config: DraftConfig, names: Iterable[str]) -> nn.Module:
+def draft_module(config: DraftConfig, names: Iterable[str]) -> "DraftModel":
     """Return the runtime's module for a draft whose files hold `names`, nothing computed."""
     # mlx-lm's layers take most of a second to import
     from dflash_mlx.models.drafts import draft_model

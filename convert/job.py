@@ -4,9 +4,8 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
-
-import mlx.core as mx
 
 from dflash_mlx.convert.calibrate import auto_recipe
 from dflash_mlx.convert.computed import ComputedRows
@@ -132,7 +131,7 @@ def fingerprint(jobs: Sequence[Job], config: ConvertConfig) -> str:
 
     An interrupted conversion is continued only under the same fingerprint.
     """
-    facts: list[Any] = [mx.__version__, config.described(), config.verify]
+    facts: list[Any] = [version("mlx"), config.described(), config.verify]
     for job in jobs:
         place = job.source.located
         files = [place.file] if place.file else sorted(place.folder.iterdir())

@@ -56,7 +56,8 @@ class LayerWalk:
     def empty(self, index: int) -> None:
         """Let go of a layer's weights."""
         layer = self.layer(index)
-        shapes = [(name, array.shape) for name, array in tree_flatten(layer.parameters())]
+        parameters = dict(tree_flatten(layer.parameters()))
+        shapes = [(name, array.shape) for name, array in parameters.items()]
         layer.load_weights([(name, mx.zeros(shape)) for name, shape in shapes])
 
     def run(self, index: int, hidden: mx.array) -> mx.array:
@@ -86,4 +87,4 @@ class LayerWalk:
 
 
 def _names(layer: nn.Module) -> list[str]:
-    return [name for name, _ in tree_flatten(layer.parameters())]
+    return list(dict(tree_flatten(layer.parameters())))

@@ -1,5 +1,7 @@
 """Rows of a source as rows of the output: cast, quantized, and checked for NaN and infinity."""
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 
 from dflash_mlx.convert.plan import Output
@@ -22,10 +24,9 @@ def packed(output: Output, start: int, stop: int) -> list[Carrier]:
     if output.quantization is None and output.dtype == output.rows.dtype:
         return [values]
     array = to_mlx(values, output.rows.dtype).astype(mlx_dtype(output.dtype))
+    arrays: Sequence[mx.array] = (array,)
     if output.quantization:
         arrays = mx.quantize(array, **output.quantization.settings())
-    else:
-        arrays = (array,)
     parts = [from_mlx(part) for part in arrays]
     for part, made in zip(output.parts, parts, strict=True):
         if not is_finite(made, part.dtype):

@@ -34,11 +34,13 @@ class DequantizedRows:
 
     def read(self, start: int, stop: int) -> Carrier:
         """Return rows `start` to `stop`."""
-        parts = [
+        weight, scales, biases = (
             None if rows is None else to_mlx(rows.read(start, stop), rows.dtype)
             for rows in (self.weight, self.scales, self.biases)
-        ]
-        values = mx.dequantize(*parts, **self.settings)
+        )
+        assert weight is not None, "a packed weight has words"
+        assert scales is not None, "a packed weight has scales"
+        values = mx.dequantize(weight, scales, biases, **self.settings)
         return from_mlx(values.astype(mlx_dtype(self.dtype)))
 
 

@@ -228,7 +228,8 @@ def _n_weights(layout: Layout, name: str, kept: Mapping[str, Any] | None) -> int
         return math.prod(layout.tensors[name].shape)
     if not name.endswith(".weight"):
         return 0
-    return math.prod(layout.tensors[name].shape) * 32 // packed_settings(path, kept)["bits"]
+    bits: int = packed_settings(path, kept)["bits"]
+    return math.prod(layout.tensors[name].shape) * 32 // bits
 
 
 def _settings(

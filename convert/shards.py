@@ -12,7 +12,7 @@ from dflash_mlx.convert.job import Job
 from dflash_mlx.convert.pack import packed
 from dflash_mlx.convert.plan import Output, Shard
 from dflash_mlx.convert.progress import Progress, Watcher
-from dflash_mlx.convert.tensors import Carrier, chunks, item_bytes, n_bytes, row_count, row_width
+from dflash_mlx.convert.tensors import chunks, item_bytes, n_bytes, row_count, row_width
 from dflash_mlx.convert.workers import run_all
 from dflash_mlx.convert.workfolder import WorkFolder
 
@@ -65,7 +65,7 @@ def write_shard(shard: Shard, folder: Path, advance: Callable[[int], None]) -> s
             output, position, start, stop = piece
             for part, rows in zip(output.parts, packed(output, start, stop), strict=True):
                 row_bytes = part.n_bytes // max(1, row_count(part.shape))
-                _write(descriptor, np.ascontiguousarray(rows), position + start * row_bytes)
+                _write(descriptor, np.ascontiguousarray(rows).data, position + start * row_bytes)
                 position += part.n_bytes
             with lock:
                 width = row_width(output.rows.shape) * item_bytes(output.rows.dtype)
@@ -91,7 +91,7 @@ def _pieces(shard: Shard, position: int) -> Iterator[Piece]:
         position += output.n_bytes
 
 
-def _write(descriptor: int, raw: bytes | Carrier, position: int) -> None:
+def _write(descriptor: int, raw: bytes | memoryview, position: int) -> None:
     view = memoryview(raw).cast("B")
     while view:
         written = os.pwrite(descriptor, view, position)

@@ -124,6 +124,11 @@ def is_finite(values: Carrier, dtype: str) -> bool:
     return positive < special and negative < sign + special
 
 
+def numbers(scalars: Sequence[mx.array]) -> list[float]:
+    """Return the values of some scalars, evaluated together."""
+    return [float(value) for value in np.array(mx.stack(list(scalars)).astype(mx.float32))]
+
+
 def read_all(rows: Rows) -> mx.array:
     """Return the whole tensor; for tensors known to be small, and for layers under test."""
     values = rows.read(0, row_count(rows.shape))
