@@ -23,6 +23,7 @@ class Loading:
         self._bars: Progress | None = None
         self._task: TaskID | None = None
         self._told_at = time.monotonic()
+        self._last_step = ""
 
     def __enter__(self) -> Self:
         """Begin to draw."""
@@ -52,6 +53,7 @@ class Loading:
         self._terminal.erase()
 
     def _step(self, text: str) -> None:
+        self._last_step = text
         if self._bars is not None:
             self._bars.console.print(text, style="dim", highlight=False)
         elif self._terminal.told:
@@ -74,7 +76,7 @@ class Loading:
 
     def _draw(self, done: int, total: int) -> None:
         if self._bars is None or self._task is None:
-            self._terminal.erase()
+            self._terminal.say(self._last_step, dim=True)  # how much, and where to
             self._bars = _bars()
             self._bars.start()
             self._task = self._bars.add_task("downloading", total=total)

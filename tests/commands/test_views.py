@@ -108,7 +108,7 @@ def test_loading_is_a_bar_on_a_screen_and_gone_afterwards(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Screen())
     monkeypatch.setenv("TERM", "xterm")
     with Loading(Terminal()) as loading:
-        loading.hooks.on_step("loading tiny")
+        loading.hooks.on_step("downloading 100 MB")
         loading.hooks.on_progress(10**6, 10**8)
         loading.hooks.on_step("still downloading")
         loading.hooks.on_progress(10**8, 10**8)
@@ -116,6 +116,7 @@ def test_loading_is_a_bar_on_a_screen_and_gone_afterwards(monkeypatch):
     shown = sys.stderr.getvalue()
     assert "100.0/100.0 MB" in shown
     assert "still downloading" in shown
+    assert "downloading 100 MB\x1b[0m\n" in shown  # how much stays to be read
     assert shown.endswith("other weights\n")
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # the cursor came back
 
