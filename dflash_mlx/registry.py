@@ -42,7 +42,7 @@ def cards() -> tuple[PairCard, ...]:
     folder = resources.files("dflash_mlx") / "pairs"
     files = sorted(
         (item for item in folder.iterdir() if item.name.endswith(".toml")),
-        key=lambda item: item.name,
+        key=lambda item: item.name.removesuffix(".toml"),
     )
     found = tuple(read_card(item.read_text(encoding="utf-8"), item.name) for item in files)
     _refuse_shared_names(found)

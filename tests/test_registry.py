@@ -8,6 +8,7 @@ import pytest
 from dflash_mlx import registry
 from dflash_mlx.config import PairCard
 from dflash_mlx.errors import BadCheckpoint
+from dflash_mlx.models.families import FAMILIES
 from dflash_mlx.registry import card_for, cards, find, near, read_card
 
 CARD = 'nickname = "a"\ntarget = "org/a"\nfamily = "llama"\ndraft = "org/d"\n'
@@ -16,14 +17,9 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 def test_the_cards_are_those_whose_families_run() -> None:
     """A nickname that is offered and refused after the download."""
-    assert [card.nickname for card in cards()] == [
-        "llama-3.1-8b",
-        "qwen3-4b",
-        "qwen3-8b",
-        "qwen3-coder-30b-a3b",
-        "smollm2-135m",
-    ]
-    assert {card.family for card in cards()} == {"llama", "qwen3", "qwen3_moe"}
+    walked = {name for family in FAMILIES for name in family.model_types}
+    assert {card.family for card in cards()} <= walked
+    assert len(cards()) == 25
 
 
 @pytest.mark.parametrize("card", cards(), ids=lambda card: card.nickname)
@@ -33,8 +29,14 @@ def test_a_card_names_what_can_be_fetched(card: PairCard) -> None:
         assert reference is None or HUB_ID.fullmatch(reference) or ":" in reference
     for revision in (card.target_revision, card.draft_revision):
         assert revision is None or re.fullmatch(r"[0-9a-f]{40}", revision)
-    assert card.block is not None
-    assert card.block >= 2
+    assert card.block is None or card.block >= 2
+
+
+def test_a_target_with_two_drafts_gets_the_one_of_its_own_name() -> None:
+    """Which draft a target gets must not depend on the order of files in a folder."""
+    card = card_for("Qwen/Qwen3-8B")
+    assert card is not None
+    assert card.nickname == "qwen3-8b"
 
 
 def test_the_non_thinking_drafts_say_so() -> None:
@@ -67,7 +69,8 @@ def test_the_embedded_targets_original_finds_the_same_draft() -> None:
 
 def test_near_names_are_few_and_sensible() -> None:
     """A typo answered with every name there is, or with none."""
-    assert near("qwen3-4") == ["qwen3-4b", "qwen3-8b", "qwen3-coder-30b-a3b"]
+    assert near("qwen3-4")[0] == "qwen3-4b"
+    assert len(near("qwen3-4")) == 3
     assert near("SMOLLM") == ["smollm2-135m"]
     assert near("zzzz") == []
 
