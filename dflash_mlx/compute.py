@@ -42,20 +42,24 @@ def settle_weights(model: nn.Module, compute: Compute) -> None:
     """
     if compute.dense:
         dequantize_model(model)
-    for name, array in tree_flatten(model.parameters()):
+    arrays = parameters(model)
+    while arrays:  # a list would hold every dequantized form until the end
+        name, array = arrays.popitem()
         floating = mx.issubdtype(array.dtype, mx.floating)
         used = array.astype(compute.dtype) if compute.dtype and floating else array
+        del array
         if not compute.outline:
             mx.eval(used)
-        model.update(_tree(name, used))
-        del array, used
+        model.update(tree_unflatten([(name, used)]))
     mx.clear_cache()
 
 
 def weight_bytes(model: nn.Module) -> int:
     """Return the bytes of a model's parameters."""
-    return sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+    return sum(array.nbytes for array in parameters(model).values())
 
 
-def _tree(name: str, array: mx.array) -> Any:
-    return tree_unflatten([(name, array)])
+def parameters(model: nn.Module) -> dict[str, mx.array]:
+    """Return a model's parameters by path."""
+    flat: Any = tree_flatten(model.parameters())  # MLX annotates a union of forms
+    return dict(flat)

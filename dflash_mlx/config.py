@@ -139,8 +139,9 @@ class GenerationConfig:
             _is_count(self.max_tokens) and self.max_tokens > 0,
             "a whole number > 0",
         )
-        if isinstance(self.stop, str):
-            raise BadRequest(f"stop is the text {self.stop!r}; it needs a tuple of texts")
+        stop: object = self.stop
+        if isinstance(stop, str):  # a tuple of one text, its comma forgotten
+            raise BadRequest(f"stop is the text {stop!r}; it needs a tuple of texts")
         object.__setattr__(self, "stop", tuple(self.stop))
         _check("stop", self.stop, len(self.stop) <= 4, "at most 4 texts")
         _check(

@@ -42,7 +42,9 @@ def processed(
     """
     if not processors:
         return logits
-    before = mx.concatenate([mx.array(history, dtype=mx.int32), draft_tokens.astype(mx.int32)])
+    before = mx.concatenate(
+        [mx.array(list(history), dtype=mx.int32), draft_tokens.astype(mx.int32)]
+    )
     rows = []
     for index in range(logits.shape[0]):
         row = logits[index : index + 1]

@@ -165,7 +165,7 @@ def catch_up(pair: Pair, cache: PairCache, state: State) -> State:
     """Bring the pending features into the draft's context; return the state without them."""
     if not state.features or pair.draft is None or cache.context is None:
         return state
-    features = mx.concatenate(state.features, axis=1)
+    features = mx.concatenate(list(state.features), axis=1)
     start = len(state.history) - 1 - features.shape[1]
     known = max(0, cache.context.length - start)  # a round that failed may have brought them
     if known < features.shape[1]:

@@ -14,6 +14,7 @@ from dflash_mlx.config import CacheConfig, GenerationConfig
 from dflash_mlx.decode import Pair
 from dflash_mlx.errors import UnknownModel
 from dflash_mlx.hub import Resolved, resolve
+from dflash_mlx.learning import keep, tuned
 from dflash_mlx.loaded import LoadedPair, Prompt
 from dflash_mlx.loading import (
     check_draft_config,
@@ -63,8 +64,9 @@ class Engine:
         return Session(self.loaded, self.worker, system)
 
     def close(self) -> None:
-        """Finish what is queued, end the thread and free the models."""
+        """Finish what is queued, end the thread, keep what was learned and free the models."""
         self.worker.close()
+        keep(self.loaded)
 
     def __enter__(self) -> Self:
         return self
@@ -172,6 +174,7 @@ def _bring(choice: Choice, hooks: LoadHooks) -> Files:
 
 def _load(files: Files, cache: CacheConfig, hooks: LoadHooks) -> LoadedPair:
     mx.clear_cache()  # what a pair that was closed before has left
-    loaded = assemble(files, compute_here(), cache, hooks)
+    loaded = tuned(assemble(files, compute_here(), cache, hooks), hooks.on_step)
+    mx.clear_cache()
     mx.reset_peak_memory()
     return loaded

@@ -13,7 +13,7 @@ from typing import Any
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
 from dflash_mlx.models.draft_file import is_draft_config
 
-CheckConfig = Callable[[dict[str, Any]], None]
+CheckConfig = Callable[[dict[str, Any]], object]
 """Sees a `config.json` and may refuse it, before any weight is fetched or read."""
 
 _SHARD = re.compile(r".+-(\d{5})-of-(\d{5})\.safetensors")

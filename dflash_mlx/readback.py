@@ -1,6 +1,6 @@
 """The one place where the host waits for the device on the decode path."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -16,7 +16,8 @@ class Verdict(NamedTuple):
 
 def read_back(verdict: mx.array) -> Verdict:
     """Wait for a verdict [2 + 2B] and return what it says."""
-    n_accepted, healthy, *rest = verdict.tolist()
+    numbers: Any = verdict.tolist()
+    n_accepted, healthy, *rest = numbers
     n_rows = len(rest) // 2
     confidence = [millionths / 1e6 for millionths in rest[n_rows:]]
     return Verdict(n_accepted, bool(healthy), rest[:n_rows], confidence)

@@ -28,7 +28,8 @@ def read_safetensors(folder: Path) -> dict[str, mx.array]:
     tensors: dict[str, mx.array] = {}
     for file in files:
         try:
-            tensors.update(mx.load(str(file)))
+            read: Any = mx.load(str(file))  # a dictionary, for this format
+            tensors.update(read)
         except (RuntimeError, ValueError) as error:
             raise BadCheckpoint(f"{file} is not readable ({error}); fetch it again") from error
     return tensors
@@ -53,7 +54,7 @@ def fill(
     def parameters(path: str, layer: nn.Module) -> Any:
         if not hasattr(layer, "to_quantized") or f"{path}.scales" not in weights:
             return False
-        return named.get(path) or infer_quant_config(path, layer, weights)
+        return named.get(path) or infer_quant_config(path, layer, dict(weights))
 
     try:
         nn.quantize(module, class_predicate=parameters)

@@ -41,7 +41,8 @@ class WindowCache:
         before = min(self.offset, self.window - 1)
         if before + n_rows <= self.window:
             return "causal"
-        return create_causal_mask(n_rows, before, window_size=self.window)
+        mask: mx.array = create_causal_mask(n_rows, before, window_size=self.window)
+        return mask
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append open rows [1, H, n, D]; return them behind the W - 1 rows before them."""

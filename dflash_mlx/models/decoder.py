@@ -27,9 +27,10 @@ class DecoderTarget:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self._text: Any = getattr(model, "language_model", model)
-        self._body: Any = self._text.model
-        self._args: Any = self._text.args
+        text: Any = getattr(model, "language_model", model)
+        self._text: Any = text
+        self._body: Any = text.model
+        self._args: Any = text.args
 
     @cached_property
     def shape(self) -> TargetShape:

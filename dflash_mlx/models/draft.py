@@ -128,7 +128,8 @@ class DraftModel(nn.Module):
         start = context.length
         for layer, kept in zip(self.layers, context.layers, strict=True):
             rows = layer(rows, self._rope, start, kept)
-        return self.norm(rows[:, 1:])
+        normed: mx.array = self.norm(rows[:, 1:])
+        return normed
 
 
 class BoundDraft:

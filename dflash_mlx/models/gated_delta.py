@@ -62,9 +62,17 @@ def gated_delta(layer: Any, projected: Projected, cache: RecurrentCache) -> mx.a
 
     def read(n: int, queries: mx.array) -> tuple[mx.array, mx.array]:
         """Return outputs and the state of reading the first n rows."""
-        first = (part[:, :n] for part in (queries, keys, values, decay, strength))
         output, state = gated_delta_update(
-            *first, layer.A_log, layer.dt_bias, before, None, use_kernel=not layer.training
+            queries[:, :n],
+            keys[:, :n],
+            values[:, :n],
+            decay[:, :n],
+            strength[:, :n],
+            layer.A_log,
+            layer.dt_bias,
+            before,
+            None,
+            use_kernel=not layer.training,
         )
         return output, state
 

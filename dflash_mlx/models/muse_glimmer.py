@@ -19,7 +19,8 @@ class MuseGlimmerTarget(WindowedTarget):
     def logits(self, hidden: mx.array) -> mx.array:
         """Return the head's projection, scaled and softly capped."""
         cap = self._args.final_logit_softcapping
-        return mx.tanh(self.head(hidden) * self._args.output_multiplier / cap) * cap
+        logits: mx.array = mx.tanh(self.head(hidden) * self._args.output_multiplier / cap) * cap
+        return logits
 
     def _enter(self, tokens: mx.array) -> mx.array:
         return mx.fast.rms_norm(self.embed(tokens), None, self._body.embed_eps)
