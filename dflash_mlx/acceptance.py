@@ -48,18 +48,23 @@ class Acceptance:
         if self._tries and self._tries[0] > n_rounds:
             self.fade(n_rounds / self._tries[0])
 
-    def hazards(self, optimism: float = 0.0) -> list[float]:
-        """Return the estimated hazard of every position, `optimism` standard errors up."""
-        before = self._first
-        leans = self._parent.hazards() if self._parent else None
+    def hazards(self) -> list[float]:
+        """Return the estimated hazard of every position."""
+        lean, leans = self._first, self._parent.hazards() if self._parent else None
         found = []
-        for position, (tries, hits) in enumerate(zip(self._tries, self._hits, strict=True)):
-            lean = leans[position] if leans else before
-            weight = tries + _BORROWED
-            before = (hits + _BORROWED * lean) / weight
-            error = math.sqrt(before * (1 - before) / weight)
-            found.append(min(before + optimism * error, 1.0))
+        for position, tries in enumerate(self._tries):
+            if leans:
+                lean = leans[position]
+            lean = (self._hits[position] + _BORROWED * lean) / (tries + _BORROWED)
+            found.append(lean)
         return found
+
+    def hopeful(self, errors: float) -> list[float]:
+        """Return the hazards `errors` standard errors up: what they may well be."""
+        return [
+            min(hazard + errors * math.sqrt(hazard * (1 - hazard) / (tries + _BORROWED)), 1.0)
+            for hazard, tries in zip(self.hazards(), self._tries, strict=True)
+        ]
 
     def start_from(self, hazards: Sequence[float], n_rounds: float) -> None:
         """Take hazards learned elsewhere as evidence of `n_rounds` rounds."""

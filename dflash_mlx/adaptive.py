@@ -55,6 +55,9 @@ _FADE = 0.95
 _FIRST_ROWS = 4
 """Rows that may be tried before any round was seen."""
 
+_TELLING = 8
+"""Drafted rounds from which on a request has something to tell the next."""
+
 _SLOWER = "plain decoding is faster on this text"
 
 _BELIEVED = 2
@@ -101,10 +104,25 @@ class AdaptiveBlock:
         self._rows = 1
         self._paid = 0.0  # plain steps gained lately, capped: what a losing streak may use up
         self._missing = 0.0  # tokens less than were promised, lately
+        self._n_drafted = 0  # rounds
         self._n_plain = 0  # plain steps in a row
         self._n_unchecked = 0  # tokens since plain steps were last measured
         self._check = 0  # plain steps still to be measured
         self._broken = False
+
+    @property
+    def broken(self) -> bool:
+        """Whether the draft is stopped for the rest of the request."""
+        return self._broken
+
+    def hazards(self) -> tuple[float, ...]:
+        """Return the acceptance found by position; nothing where hardly anything was drafted."""
+        return tuple(self._all.hazards()) if self._n_drafted >= _TELLING else ()
+
+    def outlook(self, context: int) -> tuple[int, float]:
+        """Return the best drafting width behind `context` rows, and its speed in plain speeds."""
+        self._context = context
+        return self._best(self._all)
 
     def rows(self, context: int) -> int:
         """Return the rows of the next round behind `context` rows."""
@@ -167,6 +185,7 @@ class AdaptiveBlock:
         """Refine the cost of the round's width; a plain step right behind a draft is unusual."""
         if done.drafted:
             self._n_plain = 0
+            self._n_drafted += 1
             self._n_unchecked += len(done.tokens)
             self._costs.observe(done.drafted + 1, done.context, done.seconds)
             self._overlap.observe(
@@ -212,7 +231,7 @@ class AdaptiveBlock:
             self.parked = "the draft's logits are not finite"
             return
         _, gain = self._best(self._all)
-        _, hope = self._widest_gain(self._all.hazards(_OPTIMISM))
+        _, hope = self._widest_gain(self._all.hopeful(_OPTIMISM))
         if self.parked is None:
             if hope < 1 / _EDGE and self._paid < 0:
                 self._park(_SLOWER)

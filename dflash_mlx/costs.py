@@ -121,6 +121,22 @@ class LiveCosts:
         self._context = context
         self._relative = []
 
+    def learned(self) -> CostCurve:
+        """Return the curve as corrected at the context last seen, other contexts as they were."""
+        widths = tuple(range(1, self.max_rows + 1))
+        curve, context = self.curve, self._context
+        kept = {
+            other: tuple(curve.at(rows, other) for rows in widths)
+            for other in curve.contexts
+            if not _alike(other, context)
+        }
+        if self._seen:
+            kept[context] = tuple(self.seconds(rows, context) for rows in widths)
+        if not kept:
+            return curve
+        contexts = tuple(sorted(kept))
+        return CostCurve(widths, contexts, tuple(kept[at] for at in contexts), curve.row_s)
+
     def n_seen(self, n_rows: int, context: int) -> int:
         """Return how many rounds of `n_rows` rows were seen at about this context."""
         n_rounds, at = self._seen.get(n_rows, (0, 0))
@@ -147,11 +163,11 @@ def _alike(context: int, other: int) -> bool:
 
 
 def _between(xs: Sequence[int], ys: Sequence[float], x: int) -> float:
-    """Return y at `x` on straight lines between points, level outside them."""
+    """Return y at `x` on straight lines between points; the last line goes on behind them."""
     at = bisect_right(xs, x)
-    if at == 0:
+    if at == 0 or len(xs) == 1:
         return ys[0]
-    if at == len(xs):
-        return ys[-1]
+    beyond, at = at == len(xs), min(at, len(xs) - 1)
     share = (x - xs[at - 1]) / (xs[at] - xs[at - 1])
-    return ys[at - 1] + share * (ys[at] - ys[at - 1])
+    y = ys[at - 1] + share * (ys[at] - ys[at - 1])
+    return max(y, ys[-1]) if beyond else y

@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dflash_mlx.adaptive import AdaptiveBlock
 from dflash_mlx.compute import Compute
 from dflash_mlx.config import CacheConfig, GenerationConfig, PairCard, SamplingConfig
 from dflash_mlx.decode import Pair
 from dflash_mlx.errors import BadRequest
 from dflash_mlx.policy import BlockPolicy, FixedBlock
 from dflash_mlx.tokenizer import Message, Tokenizer
+from dflash_mlx.tuning import Tuning
 
 Prompt = str | Sequence[Message]
 """The next user turn as text, or a whole conversation as messages."""
@@ -19,7 +21,7 @@ _QUANTIZED_METAL_ROWS = 5
 
 @dataclass(frozen=True)
 class LoadedPair:
-    """Models, tokenizer and defaults of one pair.
+    """Models, tokenizer and defaults of one pair, and the `tuning` that its requests share.
 
     `sampling` is what the model's own generation config asks for. `no_draft` says why there is
     no draft, where none was found.
@@ -36,6 +38,7 @@ class LoadedPair:
     quantized: bool
     card: PairCard | None = None
     no_draft: str | None = None
+    tuning: Tuning | None = None
 
     @property
     def max_rows(self) -> int:
@@ -46,19 +49,34 @@ class LoadedPair:
         return min(shape.max_rows, self.cache_config.max_bytes // shape.row_bytes)
 
     def block(self, config: GenerationConfig) -> int:
-        """Return the rows of a round that `config` leads to, 1 without drafting."""
+        """Return the most rows of a round that `config` leads to, 1 without drafting."""
         draft = self.pair.draft
         if draft is None:
             return 1
         if config.block is not None:
             return config.block
+        if self.tuning is not None:
+            return self.tuning.costs.max_rows
         if self.quantized and not self.compute.dense:
             return min(_QUANTIZED_METAL_ROWS, draft.block_size)
         return draft.block_size
 
+    def adapts(self, config: GenerationConfig) -> bool:
+        """Whether the rows of every round are chosen by what they cost and bring."""
+        return self.tuning is not None and config.block is None
+
     def policy(self, config: GenerationConfig) -> BlockPolicy:
-        """Return the block policy of one request."""
-        return FixedBlock(self.block(config))
+        """Return the block policy of one request: measured widths, unless it names its own."""
+        if self.tuning is None:
+            return FixedBlock(self.block(config))
+        if config.block is None:
+            return self.tuning.policy()
+        return FixedBlock(config.block, self.tuning.overlap)
+
+    def learn(self, policy: BlockPolicy) -> None:
+        """Let later requests begin with what a finished one has found out."""
+        if self.tuning is not None and isinstance(policy, AdaptiveBlock):
+            self.tuning.learn(policy)
 
     def thinking(self, config: GenerationConfig) -> bool | None:
         """Return whether the answer is thought about first; None leaves it to the template."""

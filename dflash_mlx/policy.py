@@ -24,6 +24,10 @@ class BlockPolicy(Protocol):
     def parked(self) -> str | None:
         """Why drafting has stopped, or None while it goes on."""
 
+    @property
+    def broken(self) -> bool:
+        """Whether it has stopped for the rest of the request."""
+
     def rows(self, context: int) -> int:
         """Return the rows of the next round, at least 1, behind `context` rows."""
 
@@ -54,6 +58,11 @@ class FixedBlock:
         self._overlap = overlap or Overlap()
         self._recent: deque[int] = deque(maxlen=_WINDOW)
         self._n_rounds = 0
+
+    @property
+    def broken(self) -> bool:
+        """Whether drafting has stopped for the rest of the request: it does so for good."""
+        return self.parked is not None
 
     def rows(self, context: int) -> int:
         """Return the rows of the next round."""

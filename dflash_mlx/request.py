@@ -115,20 +115,25 @@ class Request:
         pair = loaded.pair.drawing(self._sampling.temperature, self._seed)
         plan = Plan(self._policy, rule, self._text.cut, self._limit)
         n_prompt = len(self.history)
-        parked = None
+        told = False
         try:
             for done, after in decode(pair, cache, state, plan):
                 state = after
                 self.history = state.history
                 self._meter.add(done)
                 self._emit(self._text.take(), done.tokens)
-                if parked is None and (parked := self._policy.parked):
+                if self._policy.parked is None:
+                    self._meter.parked_at = None
+                elif self._meter.parked_at is None:
                     self._meter.parked_at = len(self.history) - n_prompt
-                    self._feed.put(Chunk(notice=f"drafting stopped: {parked}"))
+                if self._policy.broken and not told:
+                    told = True
+                    self._feed.put(Chunk(notice=f"drafting stopped: {self._policy.parked}"))
                 if self._cancelled.is_set() and not state.ended:
                     return False
         finally:
             catch_up(pair, cache, state)
+            self._loaded.learn(self._policy)
         return True
 
     def _emit(self, text: str, tokens: tuple[int, ...]) -> None:

@@ -33,7 +33,8 @@ def describe(engine: "Engine", config: "GenerationConfig", options: RequestOptio
     draft = f" + {_short(loaded.draft_name)}" if loaded.draft_name else ", no draft"
     sampling = config.sampling or loaded.sampling
     block = loaded.block(config)
-    facts = [f"block {block}" if block > 1 else "plain decoding", sampling.described()]
+    auto = f"block auto, at most {block}" if loaded.adapts(config) else f"block {block}"
+    facts = [auto if block > 1 else "plain decoding", sampling.described()]
     if (thinking := loaded.thinking(config)) is not None:
         facts.append(f"thinking {'on' if thinking else 'off'}")
     if loaded.compute.device == "cpu":

@@ -1,0 +1,75 @@
+"""What a pair costs on this machine: looked up or measured at load, kept at the end."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import version
+
+from dflash_mlx.calibrate import calibrate
+from dflash_mlx.compute import weight_bytes
+from dflash_mlx.cost_store import CostStore, Learned, Place
+from dflash_mlx.loaded import LoadedPair
+from dflash_mlx.machine import this_machine
+from dflash_mlx.models.decoder import DecoderTarget
+from dflash_mlx.models.draft import BoundDraft
+from dflash_mlx.pins import default_folder
+from dflash_mlx.tuning import Tuning
+
+
+def tuned(
+    loaded: LoadedPair,
+    on_step: Callable[[str], None],
+    store: CostStore | None = None,
+) -> LoadedPair:
+    """Return the pair with its costs known: from `store`, else measured in under two seconds.
+
+    Belongs on the thread that owns the pair. A pair without a draft is returned as it is.
+    """
+    draft = loaded.pair.draft
+    if draft is None:
+        return loaded
+    place = place_of(loaded)
+    store = store or default_store()
+    learned, word = store.load(place)
+    if word:
+        on_step(word)
+    if learned is not None:
+        return replace(loaded, tuning=Tuning(learned.curve, draft.block_size, learned.start))
+    on_step("measuring what rounds cost here")
+    target_bytes = _bytes(loaded.pair.target)
+    tuning = Tuning(calibrate(loaded.pair, draft.block_size, target_bytes), draft.block_size)
+    measured = replace(loaded, tuning=tuning)
+    if word := keep(measured, store):
+        on_step(word)
+    return measured
+
+
+def keep(loaded: LoadedPair, store: CostStore | None = None) -> str | None:
+    """Keep what the pair has learned; return a word on why that failed, if it did."""
+    tuning = loaded.tuning
+    if tuning is None:
+        return None
+    learned = Learned(tuning.costs.learned(), tuning.start)
+    return (store or default_store()).save(place_of(loaded), learned)
+
+
+def default_store() -> CostStore:
+    """Return the store in this user's configuration folder."""
+    return CostStore(default_folder() / "costs")
+
+
+def place_of(loaded: LoadedPair) -> Place:
+    """Return what the costs of a pair depend on; weights are told apart by their bytes."""
+    sizes = f"{_bytes(loaded.pair.target)} + {_bytes(loaded.pair.draft)} bytes"
+    return Place(
+        chip=this_machine().chip,
+        device=loaded.compute.device,
+        model=loaded.model_name,
+        draft=loaded.draft_name or "",
+        quantization=sizes,
+        blas=loaded.blas,
+        mlx=version("mlx"),
+    )
+
+
+def _bytes(model: object) -> int:
+    return weight_bytes(model.model) if isinstance(model, DecoderTarget | BoundDraft) else 0
