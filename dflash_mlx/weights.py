@@ -50,8 +50,11 @@ def fill(
         BadCheckpoint: a tensor is missing, left over, or of another shape.
     """
     named = quantization or {}
+    reading = ""
 
     def parameters(path: str, layer: nn.Module) -> Any:
+        nonlocal reading
+        reading = path
         if not hasattr(layer, "to_quantized") or f"{path}.scales" not in weights:
             return False
         return named.get(path) or infer_quant_config(path, layer, dict(weights))
@@ -59,7 +62,9 @@ def fill(
     try:
         nn.quantize(module, class_predicate=parameters)
     except (KeyError, ValueError) as error:
-        raise BadCheckpoint(f"{source}: its quantization cannot be read: {error}") from error
+        raise BadCheckpoint(
+            f"{source}: the quantization of {reading} cannot be read: {error}"
+        ) from error
     _check(dict(tree_flatten(module.parameters())), weights, source)
     module.load_weights(list(weights.items()))
     module.eval()

@@ -73,8 +73,8 @@ _GEMMA_4: dict[str, Any] = {
     **{key: value for key, value in _DENSE.items() if key != "rope_theta"},
     "model_type": "gemma4_text",
     "tie_word_embeddings": True,
-    "num_hidden_layers": 6,
-    "layer_types": [_SLIDING, _FULL] * 3,
+    "num_hidden_layers": 4,
+    "layer_types": [_SLIDING, _FULL] * 2,
     "sliding_window": _WINDOW,
     "global_head_dim": 16,
     "num_global_key_value_heads": 1,
@@ -263,3 +263,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 """By name; a family may have several variants, each with the `model_type` it is read as."""
+
+PACKAGINGS = ("llama3", "qwen3_5_moe", "gemma3", "gemma4_text", "kimi_k25")
+"""Those that run the same code as another; one long test each shows that they do."""

@@ -20,7 +20,7 @@ from dflash_mlx.config import SamplingConfig
 from dflash_mlx.decode import Cut, Pair
 from dflash_mlx.models.decoder import DecoderTarget
 from dflash_mlx.models.protocols import Draft
-from dflash_mlx.sampling import filtered, make_chooser
+from dflash_mlx.sampling import filtered, log_probs, make_chooser
 from tests.models.plain_rows import assert_same_rows
 from tests.tiny import (
     PROMPT,
@@ -36,7 +36,7 @@ from tests.tiny import (
     tiny_target,
     zero_draft,
 )
-from tests.tiny_configs import CONFIGS
+from tests.tiny_configs import CONFIGS, PACKAGINGS
 
 LENGTH = 200
 OTHER_ORDER = {
@@ -92,7 +92,7 @@ def know(family: str) -> Known:
     return Known(family, target, [*PROMPT, *written], caches)
 
 
-@pytest.fixture(params=CONFIGS)
+@pytest.fixture(params=[name for name in CONFIGS if name not in PACKAGINGS])
 def known(request: pytest.FixtureRequest) -> Known:
     return know(request.param)
 
@@ -136,9 +136,11 @@ def test_no_draft_token_accepted(known: Known) -> None:
     assert sum(accepted) == 0
 
 
-def test_every_length_accepted_among_plain_steps(known: Known) -> None:
+@pytest.mark.parametrize("family", CONFIGS)
+def test_every_length_accepted_among_plain_steps(family: str) -> None:
     """A rollback of each length, then one row alone, then a short block: a ring cache goes wrong
     exactly there."""
+    known = know(family)
     draft = ScriptedDraft(known.text, list(range(8)) * 40)
     accepted = assert_decodes(known, draft, Rows(8, 1, 5, 1, 1, 3))
     assert set(accepted) >= {0, 1, 2, 3, 4}
@@ -146,17 +148,17 @@ def test_every_length_accepted_among_plain_steps(known: Known) -> None:
 
 def test_a_random_draft_changes_nothing(known: Known) -> None:
     """The real draft's own path: taps of first and last layer, embedding and head borrowed."""
-    got = answer(Pair(known.target, random_draft(known.target)), 40)
-    assert_same_text(known, got, known.written[:40])
+    got = answer(Pair(known.target, random_draft(known.target)), 24)
+    assert_same_text(known, got, known.written[:24])
 
 
 @pytest.mark.parametrize("n_rows", [1, 7, 64])
 def test_prompts_in_chunks(known: Known, n_rows: int) -> None:
     """A long prompt is read in pieces, which wrap windows and pass on states."""
-    prompt = known.text[:100]
+    prompt = known.text[:75]
     draft = ScriptedDraft(known.text, [3, 0, 7, 1])
     got = answer(Pair(known.target, draft), 24, prompt, n_rows)
-    want = known.text[100:124]
+    want = known.text[75:99]
     if got != want:  # another chunk grid is another order of sums in some families
         want = plain(known.target.model, prompt, 24, n_rows)
     assert_same_text(known, got, want)
@@ -211,12 +213,12 @@ def test_sampled_text_is_what_plain_sampling_writes(known: Known) -> None:
     """Drafting must not move the distribution: with one seed the text is the same to the token."""
     sampling = SamplingConfig(temperature=0.8, top_p=0.95, seed=3)
     rule = match_rule(make_chooser(sampling, 3))
-    alone = answer(Pair(known.target), 60, rule=rule)
+    alone = answer(Pair(known.target), 40, rule=rule)
     draft = ScriptedDraft([*PROMPT, *alone], [7, 2, 0, 4, 1])
-    drafted = answer(Pair(known.target, draft), 60, rule=rule)
+    drafted = answer(Pair(known.target, draft), 40, rule=rule)
     assert drafted == alone or known.tolerance
     same = [a == b for a, b in zip(drafted, alone, strict=True)]
-    assert same.count(True) > 20, "a near tie parts texts late, an error parts them at once"
+    assert same.count(True) >= 10, "a near tie parts texts late, an error parts them at once"
 
 
 def test_sampled_tokens_follow_the_target(known: Known) -> None:
@@ -232,8 +234,9 @@ def test_sampled_tokens_follow_the_target(known: Known) -> None:
     cache.append(2)
     walked = known.target.walk(mx.array([[state.anchor, best]]), cache.layers, ())
     logits = known.target.logits(walked.hidden)[0]
-    probs = np.array(mx.softmax(filtered(logits, sampling), axis=-1), dtype=np.float64)
-    drawn = [make_chooser(sampling, seed)(logits, cache.length + 1) for seed in range(400)]
+    scores = log_probs(logits)
+    probs = np.array(mx.softmax(filtered(scores, sampling), axis=-1), dtype=np.float64)
+    drawn = [make_chooser(sampling, seed)(scores, cache.length + 1) for seed in range(400)]
     counts = np.array(mx.stack(drawn))
     for row in range(2):
         assert pearson(counts[:, row], probs[row]) < 40

@@ -1,0 +1,93 @@
+"""How published targets wrap their text model: nested names, towers to drop, heads for training."""
+
+import json
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.utils import load_model
+
+from dflash_mlx.errors import UnsupportedModel
+from dflash_mlx.models.families import FAMILIES, family_of
+from tests.tiny import tiny_model
+from tests.tiny_configs import CONFIGS
+
+TOKENS = mx.array([[5, 9, 77, 200, 31]])
+NORMS = ("layernorm.weight", "model.norm.weight", "q_norm.weight", "k_norm.weight")
+
+
+def logits(model, model_type):
+    target = family_of(model_type, model_type)(model)
+    return target.logits(target.walk(TOKENS, target.make_caches(), ()).hidden)
+
+
+def write(folder, config, weights):
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    return folder
+
+
+def published(name, weight):
+    """A tensor of `qwen3_5` under the name and in the form that transformers gives it."""
+    if name.endswith("conv1d.weight"):
+        weight = weight.swapaxes(1, 2)
+    elif name.endswith(NORMS):
+        weight = weight - 1
+    return name.replace("language_model.model", "model.language_model"), weight
+
+
+def test_a_multimodal_qwen3_5_loads_as_its_text_model(tmp_path):
+    """Norms are stored around zero, beside a vision tower and a head that drafts one token."""
+    model = tiny_model("qwen3_5")
+    weights = dict(published(*item) for item in tree_flatten(model.parameters()))
+    weights["model.visual.patch_embed.weight"] = mx.zeros((4, 4))
+    weights["mtp.fc.weight"] = mx.zeros((4, 4))
+    folder = write(tmp_path / "model", {**CONFIGS["qwen3_5"], "vision_config": {}}, weights)
+    loaded, _ = load_model(folder)
+    assert mx.allclose(logits(loaded, "qwen3_5"), logits(model, "qwen3_5"), atol=1e-4)
+
+
+def test_norms_of_a_conversion_that_kept_its_mtp_head_are_not_shifted_again(tmp_path):
+    """Shifted twice, such conversions wrote garbage: a head that is dropped says nothing of norms
+    that are kept."""
+    model = tiny_model("qwen3_5")
+    weights = dict(tree_flatten(model.parameters())) | {"mtp.fc.weight": mx.zeros((4, 4))}
+    folder = write(tmp_path / "model", CONFIGS["qwen3_5"], weights)
+    loaded, _ = load_model(folder)
+    assert mx.array_equal(logits(loaded, "qwen3_5"), logits(model, "qwen3_5"))
+
+
+def test_a_unified_gemma_loads_as_gemma_4(tmp_path):
+    """All community builds of the 12B call themselves `gemma4_unified`."""
+    model = tiny_model("gemma4")
+    weights = dict(tree_flatten(model.parameters()))
+    weights |= {"vision_embedder.weight": mx.zeros((4, 4)), "embed_audio.weight": mx.zeros((4, 4))}
+    config = {**CONFIGS["gemma4"], "model_type": "gemma4_unified"}
+    loaded, _ = load_model(write(tmp_path / "model", config, weights))
+    assert mx.array_equal(logits(loaded, "gemma4_unified"), logits(model, "gemma4"))
+
+
+def test_a_tied_gemma_3_borrows_its_embedding_as_head(tmp_path):
+    """Published Gemma 3 files hold no head, and no key says so."""
+    model = tiny_model("gemma3_text")
+    weights = dict(tree_flatten(model.parameters()))
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    model.load_weights(list(weights.items()))
+    expected = logits(model, "gemma3_text")
+    del weights["lm_head.weight"]
+    loaded, _ = load_model(write(tmp_path / "model", CONFIGS["gemma3_text"], weights))
+    assert mx.allclose(logits(loaded, "gemma3_text"), expected, atol=1e-5)
+
+
+def test_a_family_without_a_file_is_refused_with_the_list_of_those_that_have_one():
+    """'not supported' alone leaves a user to guess."""
+    with pytest.raises(UnsupportedModel, match=r"'mamba2'.*deepseek_v3.*qwen3_next"):
+        family_of("mamba2", "a folder")
+
+
+def test_every_family_has_a_tiny_configuration():
+    """Nothing is offered that no test runs; names that mlx-lm reads as another are excepted."""
+    read_as_another = {"gemma4_unified", "kimi_k2", "minimax_m2"}
+    offered = {name for family in FAMILIES for name in family.model_types} - read_as_another
+    assert offered == {config["model_type"] for config in CONFIGS.values()}
