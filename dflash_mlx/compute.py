@@ -5,6 +5,7 @@ quantized product as for n products, so there both models run dense in float32, 
 `mx.dequantize` gives it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,17 @@ def compute_here() -> Compute:
     if mx.metal.is_available():
         return Compute("metal", dense=False, dtype=None)
     return Compute("cpu", dense=True, dtype=mx.float32)
+
+
+def without_half(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """Return `weights` with float16 as bfloat16.
+
+    Drafts overflow half precision: their logits turn into NaN and nothing is accepted.
+    """
+    return {
+        name: array.astype(mx.bfloat16) if array.dtype == mx.float16 else array
+        for name, array in weights.items()
+    }
 
 
 def settle_weights(model: nn.Module, compute: Compute) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import mlx.nn as nn
 
-from dflash_mlx.compute import Compute, settle_weights
+from dflash_mlx.compute import Compute, settle_weights, without_half
 from dflash_mlx.config import SamplingConfig
 from dflash_mlx.errors import BadCheckpoint, BadRequest, PairMismatch, UnsupportedModel
 from dflash_mlx.gguf import read_gguf
@@ -79,7 +79,9 @@ def load_draft(path: Path, target: Target, compute: Compute) -> BoundDraft:
         if (ours := runtime_name(name)) is not None
     }
     model = draft_model(config, weights)
-    fill(model, weights, str(path), config.quantization)
+    # on a CPU the stored values go to float32 as they are
+    used = weights if compute.dense else without_half(weights)
+    fill(model, used, str(path), config.quantization)
     settle_weights(model, compute)
     return bind(model, target)
 
