@@ -54,8 +54,9 @@ def settle_weights(model: nn.Module, compute: Compute) -> None:
     """
     if compute.dense:
         dequantize_model(model)
-    arrays = parameters(model)
-    while arrays:  # a list would hold every dequantized form until the end
+    # the largest first, while little else is held; a list would hold every dequantized form
+    arrays = dict(sorted(parameters(model).items(), key=lambda item: item[1].nbytes))
+    while arrays:
         name, array = arrays.popitem()
         floating = mx.issubdtype(array.dtype, mx.floating)
         used = array.astype(compute.dtype) if compute.dtype and floating else array
