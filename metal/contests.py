@@ -1,7 +1,7 @@
-"""The contests of the gate: each kernel against what stock MLX does with the same inputs.
+"""Contests over matrices: linear layers and the head, against what stock MLX does with them.
 
 Every check uses outliers and ragged sizes; every chain walks over all weights that the model
-has of a shape. Letters: M rows, K inputs, N outputs, L keys.
+has of a shape. Letters: M rows, K inputs, N outputs.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,16 +9,22 @@ from typing import Final
 
 import mlx.core as mx
 
-from dflash_mlx.metal.attention_geometry import AttentionGeometry, attention_geometries
 from dflash_mlx.metal.build import Device
 from dflash_mlx.metal.dense_verify import BLOCK, dense_verify
 from dflash_mlx.metal.dense_verify import KERNEL as DENSE
 from dflash_mlx.metal.gate import Contest
 from dflash_mlx.metal.geometry import MatrixGeometry, matrix_geometries
+from dflash_mlx.metal.head_argmax import KERNEL as HEAD
+from dflash_mlx.metal.head_argmax import (
+    Head,
+    head_argmax,
+    head_argmax_reference,
+    head_geometries,
+    head_logits,
+)
+from dflash_mlx.metal.head_merge import BestTokens
 from dflash_mlx.metal.quantized_verify import KERNEL as QUANTIZED
 from dflash_mlx.metal.quantized_verify import QuantizedWeight, quantized_verify
-from dflash_mlx.metal.verify_attention import KERNEL as ATTENTION
-from dflash_mlx.metal.verify_attention import verify_attention, verify_attention_reference
 
 Weight = mx.array | QuantizedWeight
 
@@ -41,8 +47,7 @@ def matrix_contest(
     x = outlying(rows, inputs, dtype)
 
     def check(geometry: MatrixGeometry) -> str | None:
-        head = _outputs(first, 0, min(CHECKED_HEAD, outputs))
-        tail = _outputs(first, max(0, outputs - CHECKED_TAIL), outputs)
+        head, tail = _head_of(first), _tail_of(first)
         for fewer, piece in ((x, head), (x[: max(2, rows - 1)], tail), (x[:2], tail)):
             wrong = _difference(_ours(fewer, piece, device, geometry), fewer, piece)
             if wrong is not None:
@@ -52,69 +57,56 @@ def matrix_contest(
     return Contest(
         kernel.name,
         kernel.source_hash,
-        f"{matrix_name(first)} x {rows} rows of {_dtype_name(dtype)}",
+        f"{matrix_name(first)} x {rows} rows of {dtype_name(dtype)}",
         matrix_geometries(rows, outputs, inputs // part),
         check,
-        lambda geometry, steps: _chain(
-            x, weights, steps, lambda row, w: _ours(row, w, device, geometry)
+        lambda geometry, steps: chain(
+            x,
+            steps,
+            lambda row, step: _ours(row, weights[step % len(weights)], device, geometry),
         ),
-        lambda steps: _chain(x, weights, steps, stock_product),
+        lambda steps: chain(
+            x, steps, lambda row, step: stock_product(row, weights[step % len(weights)])
+        ),
     )
 
 
-def attention_contest(
-    heads: tuple[int, int], size: int, dtype: mx.Dtype, rows: int, keys: int, device: Device
-) -> Contest[AttentionGeometry]:
-    """`rows` rows of `heads` = (query heads, KV heads) over caches of `keys` keys."""
-    query_heads, groups = heads
-    scale = size**-0.5
-    q = _normal((1, query_heads, rows, size), dtype)
-    # Four layers' caches in turn, as a model would walk them.
-    caches = [
-        (_normal((1, groups, keys, size), dtype), _normal((1, groups, keys, size), dtype))
-        for _ in range(4)
-    ]
+def head_contest(
+    head: Head, dtype: mx.Dtype, rows: int, count: int, device: Device
+) -> Contest[MatrixGeometry]:
+    """The `count` best tokens of `rows` hidden rows, without and with writing all logits."""
+    _, inputs = weight_shape(head.weight)
+    x = outlying(rows, inputs, dtype)
 
-    def check(geometry: AttentionGeometry) -> str | None:
-        for n_keys, window in ((keys, None), (keys - 3, None), (keys, max(1, keys // 3))):
-            k, v = (array[:, :, :n_keys] for array in caches[0])
-            out = verify_attention(q, k, v, scale, window=window, device=device, geometry=geometry)
-            with mx.stream(mx.cpu):
-                wide = q.astype(mx.float32)
-                truth = verify_attention_reference(wide, k, v, scale, window)
-                error = mx.abs(out.astype(mx.float32) - truth).max()
-                allowed = (ROUNDING[dtype] + ACCUMULATION) * mx.abs(truth).max()
-                right = bool((error <= allowed).item())
-            if not right:
-                return (
-                    f"off by {error.item():.3g} at {n_keys} keys, {allowed.item():.3g} is allowed"
-                )
+    def check(geometry: MatrixGeometry) -> str | None:
+        for some, weight in ((x, _head_of(head.weight)), (x[:1], _tail_of(head.weight))):
+            piece = Head(weight, head.scale, head.cap)
+            best = head_argmax(some, piece, count, device=device, geometry=geometry)
+            wrong = _head_difference(best, some, piece, count)
+            if wrong is not None:
+                return wrong
         return None
 
-    def ours(geometry: AttentionGeometry, steps: int) -> mx.array:
-        return _attention_chain(
-            q,
-            caches,
-            steps,
-            lambda q, k, v: verify_attention(q, k, v, scale, device=device, geometry=geometry),
-        )
+    def stock(row: mx.array, step: int) -> mx.array:
+        logits = stock_product(row, head.weight)
+        if count <= 2:
+            return mx.argmax(logits, axis=-1)
+        return mx.argpartition(logits, -count, axis=-1)[:, -count:]
 
     return Contest(
-        ATTENTION.name,
-        ATTENTION.source_hash,
-        f"{query_heads}/{groups} heads of {size} x {rows} rows of {_dtype_name(dtype)}, "
-        f"{keys} keys",
-        attention_geometries(size, dtype, rows * query_heads // groups),
+        HEAD.name,
+        HEAD.source_hash,
+        f"{matrix_name(head.weight)} x {rows} rows of {dtype_name(dtype)}, best {count}",
+        head_geometries(x, head),
         check,
-        ours,
-        lambda steps: _attention_chain(
-            q,
-            caches,
+        lambda geometry, steps: chain(
+            x,
             steps,
-            lambda q, k, v: mx.fast.scaled_dot_product_attention(
-                q, k, v, scale=scale, mask="causal"
+            lambda row, step: (
+                head_argmax(row, head, count, device=device, geometry=geometry).logits
             ),
         ),
+        lambda steps: chain(x, steps, stock),
     )
 
 
@@ -129,9 +121,9 @@ def matrix_name(weight: Weight) -> str:
     """A matrix in words: `9728x2560 4-bit g64 bfloat16`."""
     outputs, inputs = weight_shape(weight)
     if isinstance(weight, QuantizedWeight):
-        kind = f"{weight.bits}-bit g{weight.group_size} {_dtype_name(weight.scales.dtype)}"
+        kind = f"{weight.bits}-bit g{weight.group_size} {dtype_name(weight.scales.dtype)}"
     else:
-        kind = _dtype_name(weight.dtype)
+        kind = dtype_name(weight.dtype)
     return f"{outputs}x{inputs} {kind}"
 
 
@@ -192,6 +184,32 @@ def _expanded(weight: Weight) -> mx.array:
     )
 
 
+def _head_difference(best: BestTokens, x: mx.array, head: Head, count: int) -> str | None:
+    """What is wrong with the `best` tokens, or None; tokens of near-ties may differ."""
+    with mx.stream(mx.cpu):
+        wide = x.astype(mx.float32)
+        truth = head_argmax_reference(wide, head, count)
+        magnitude = (mx.abs(wide) @ mx.abs(_expanded(head.weight)).T).max()
+        allowed = ACCUMULATION * magnitude * abs(head.scale)
+        if not bool((mx.abs(best.logits - truth.logits) <= allowed).all().item()):
+            return "the best logits differ"
+        if not bool((mx.abs(best.log_sum_exp - truth.log_sum_exp) <= 1e-3 + allowed).all().item()):
+            return "the log-sum-exp differs"
+        listed = mx.take_along_axis(head_logits(wide, head), best.tokens, axis=-1)
+        if not bool((mx.abs(listed - best.logits) <= allowed).all().item()):
+            return "the best tokens differ"
+    return None
+
+
+def _head_of(weight: Weight) -> Weight:
+    return _outputs(weight, 0, min(CHECKED_HEAD, weight_shape(weight)[0]))
+
+
+def _tail_of(weight: Weight) -> Weight:
+    outputs, _ = weight_shape(weight)
+    return _outputs(weight, max(0, outputs - CHECKED_TAIL), outputs)
+
+
 def _outputs(weight: Weight, start: int, end: int) -> Weight:
     """The rows `start` to `end` of a matrix."""
     if isinstance(weight, QuantizedWeight):
@@ -205,35 +223,15 @@ def _outputs(weight: Weight, start: int, end: int) -> Weight:
     return weight[start:end]
 
 
-def _chain(
-    x: mx.array,
-    weights: Sequence[Weight],
-    steps: int,
-    product: Callable[[mx.array, Weight], mx.array],
-) -> mx.array:
+def chain(x: mx.array, steps: int, call: Callable[[mx.array, int], mx.array]) -> mx.array:
+    """Call after call, each waiting for the one before and handed what is equal to `x`."""
     row = x
     for step in range(steps):
-        y = product(row, weights[step % len(weights)])
-        # Adds nothing, but makes the next product wait for this one.
-        row = x + 0 * y[:, :1]
+        # Adds nothing, but makes the next call wait for this one.
+        row = x + 0 * call(row, step).reshape(-1)[:1].astype(x.dtype)
     return row
 
 
-def _attention_chain(
-    q: mx.array,
-    caches: Sequence[tuple[mx.array, mx.array]],
-    steps: int,
-    attend: Callable[[mx.array, mx.array, mx.array], mx.array],
-) -> mx.array:
-    rows = q
-    for step in range(steps):
-        rows = q + 0 * attend(rows, *caches[step % len(caches)])
-    return rows
-
-
-def _normal(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-    return mx.random.normal(shape, key=mx.random.key(shape[-1])).astype(dtype)
-
-
-def _dtype_name(dtype: mx.Dtype) -> str:
+def dtype_name(dtype: mx.Dtype) -> str:
+    """`bfloat16` for mx.bfloat16."""
     return str(dtype).removeprefix("mlx.core.")
