@@ -46,7 +46,8 @@ class LoadedPair:
         shape = self.pair.target.shape
         if self.cache_config.max_bytes is None:
             return shape.max_rows
-        return min(shape.max_rows, self.cache_config.max_bytes // shape.row_bytes)
+        # a target of windows and states alone does not grow
+        return min(shape.max_rows, self.cache_config.max_bytes // max(shape.row_bytes, 1))
 
     def block(self, config: GenerationConfig) -> int:
         """Return the most rows of a round that `config` leads to, 1 without drafting."""
