@@ -95,7 +95,7 @@ class VerifyQuantizedLinear(nn.QuantizedLinear):
         """Map x [..., K] to [..., N]."""
         y: mx.array | None = self._chosen.product(x, packed_weight(self))
         if y is None:
-            y = super().__call__(x)  # type: ignore[no-untyped-call]
+            y = super().__call__(x)
         elif "bias" in self:
             y = y + self.bias
         return y
@@ -108,7 +108,7 @@ class VerifyEmbedding(nn.Embedding):
         """Map x [..., K] to [..., N]."""
         y: mx.array | None = self._chosen.product(x, self.weight)
         if y is None:
-            y = super().as_linear(x)  # type: ignore[no-untyped-call]
+            y = super().as_linear(x)
         return y
 
 
@@ -119,7 +119,7 @@ class VerifyQuantizedEmbedding(nn.QuantizedEmbedding):
         """Map x [..., K] to [..., N]."""
         y: mx.array | None = self._chosen.product(x, packed_weight(self))
         if y is None:
-            y = super().as_linear(x)  # type: ignore[no-untyped-call]
+            y = super().as_linear(x)
         return y
 
 

@@ -37,7 +37,7 @@ class Tied(nn.Module):
     """A model with linear layers in lists and a head that is its embedding."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.embed_tokens = nn.Embedding(80, 64)
         self.layers = [nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 64, bias=False))]
         self.norm = nn.RMSNorm(64)
@@ -56,7 +56,7 @@ def _model(bits: int | None, dtype: mx.Dtype = mx.float32) -> Tied:
     model.set_dtype(dtype)
     if bits:
         nn.quantize(model, group_size=32, bits=bits)
-    mx.eval(model.parameters())  # type: ignore[no-untyped-call]
+    mx.eval(model.parameters())
     return model
 
 
@@ -94,9 +94,9 @@ def test_rows_without_a_choice_take_the_stock_path(bits: int | None, device: Dev
 def test_parameters_keep_names_and_arrays(bits: int | None, device: Device) -> None:
     """Weights that moved or were copied would cost memory and break what walks the model."""
     model = _model(bits)
-    before = dict(tree_flatten(model.parameters()))  # type: ignore[no-untyped-call]
+    before = dict(tree_flatten(model.parameters()))
     exchange_linears(model, device=device)
-    after = dict(tree_flatten(model.parameters()))  # type: ignore[no-untyped-call]
+    after = dict(tree_flatten(model.parameters()))
     assert {name: id(array) for name, array in after.items()} == {
         name: id(array) for name, array in before.items()
     }
