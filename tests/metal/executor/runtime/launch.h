@@ -102,5 +102,7 @@ void trace_group();
 void trace_variable(size_t offset, size_t bytes);
 void trace_settle();
 void trace_finish(BufferCounts* counts);
+// A load or store of a traced kernel; `pc` is where in the kernel it stands.
+void plain_access(const void* address, size_t bytes, bool write, void* pc);
 
 }  // namespace rt

@@ -1,7 +1,5 @@
-// Watches every load and store of a traced kernel.
-//
-// Traced objects are compiled with -fsanitize=thread and -fsanitize=bounds,...; the functions that
-// the compiler then calls are defined here instead of in the sanitizers' own runtimes.
+// Judges every load and store of a traced kernel: bounds, initialisation, order between threads,
+// and how much memory it touches. callbacks.cpp says how the accesses get here.
 #include <link.h>
 #include <sys/mman.h>
 
@@ -232,10 +230,6 @@ void watch(const Access& a) {
   stop_launch();
 }
 
-void plain(const void* address, size_t bytes, bool write, void* pc) {
-  char* p = static_cast<char*>(const_cast<void*>(address));
-  watch({p, bytes, !write, write, false, reinterpret_cast<uint64_t>(pc)});
-}
 
 int add_module(dl_phdr_info* info, size_t, void*) {
   for (int i = 0; i < info->dlpi_phnum; ++i) {
@@ -299,6 +293,11 @@ void trace_finish(BufferCounts* counts) {
   shadows.clear();
 }
 
+void plain_access(const void* address, size_t bytes, bool write, void* pc) {
+  char* p = static_cast<char*>(const_cast<void*>(address));
+  watch({p, bytes, !write, write, false, reinterpret_cast<uint64_t>(pc)});
+}
+
 void atomic_access(const void* address, size_t bytes, AtomicUse use) {
   if (!current->traced) return;
   char* p = static_cast<char*>(const_cast<void*>(address));
@@ -307,62 +306,3 @@ void atomic_access(const void* address, size_t bytes, AtomicUse use) {
 }
 
 }  // namespace rt
-
-#define CALLER __builtin_return_address(0)
-#define WATCH_AS(kind, n)                                                     \
-  void __tsan_##kind##read##n(void* p) { rt::plain(p, n, false, CALLER); }    \
-  void __tsan_##kind##write##n(void* p) { rt::plain(p, n, true, CALLER); }    \
-  void __tsan_##kind##read_write##n(void* p) {                                \
-    rt::plain(p, n, false, CALLER);                                           \
-    rt::plain(p, n, true, CALLER);                                            \
-  }
-#define WATCH(n) WATCH_AS(, n) WATCH_AS(unaligned_, n) WATCH_AS(volatile_, n)
-
-namespace {
-// The start of the undefined-behaviour sanitizer's records: where in the source it happened.
-struct Source {
-  const char* file;
-  uint32_t line, column;
-};
-void undefined(rt::Kind kind, const char* what, const void* record) {
-  const Source& source = *static_cast<const Source*>(record);
-  const bool in_kernel = strstr(source.file, ".metal") != nullptr;
-  if (rt::lane) rt::report(kind, what, 0, in_kernel ? int(source.line) : 0, 0, 0);
-}
-}  // namespace
-
-extern "C" {
-void __tsan_init() {}
-void __tsan_func_entry(void*) {}
-void __tsan_func_exit() {}
-WATCH(1) WATCH(2) WATCH(4) WATCH(8) WATCH(16)
-void __tsan_read_range(void* p, unsigned long n) { rt::plain(p, n, false, CALLER); }
-void __tsan_write_range(void* p, unsigned long n) { rt::plain(p, n, true, CALLER); }
-
-// Kernels are linked with --wrap, so that block copies the compiler makes are seen too.
-void* __wrap_memcpy(void* to, const void* from, unsigned long n) {
-  rt::plain(from, n, false, CALLER);
-  rt::plain(to, n, true, CALLER);
-  return memcpy(to, from, n);
-}
-void* __wrap_memmove(void* to, const void* from, unsigned long n) {
-  rt::plain(from, n, false, CALLER);
-  rt::plain(to, n, true, CALLER);
-  return memmove(to, from, n);
-}
-void* __wrap_memset(void* to, int value, unsigned long n) {
-  rt::plain(to, n, true, CALLER);
-  return memset(to, value, n);
-}
-
-#define UNDEFINED(name, kind, what) \
-  void __ubsan_handle_##name(void* record, ...) { undefined(rt::kind, what, record); }
-UNDEFINED(out_of_bounds, LOCAL_BOUNDS, "array index")
-UNDEFINED(shift_out_of_bounds, BAD_SHIFT, "shift by the width or more")
-UNDEFINED(add_overflow, INTEGER_OVERFLOW, "signed addition")
-UNDEFINED(sub_overflow, INTEGER_OVERFLOW, "signed subtraction")
-UNDEFINED(mul_overflow, INTEGER_OVERFLOW, "signed multiplication")
-UNDEFINED(negate_overflow, INTEGER_OVERFLOW, "negation")
-UNDEFINED(divrem_overflow, INTEGER_OVERFLOW, "division")
-UNDEFINED(type_mismatch_v1, MISALIGNED, "vector or wider type")
-}
