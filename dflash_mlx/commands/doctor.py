@@ -90,5 +90,5 @@ def _check_pair(
         "context_that_fits": at_most,
         "need": {**asdict(wanted), "peak_bytes": wanted.peak_bytes},
     }
-    yield Finding("settings", "ok", f"block {facts['block']}, {facts['sampling']}")
+    yield Finding("settings", "ok", f"blocks of up to {facts['block']} rows, {facts['sampling']}")
     yield check_fit(wanted, machine, at_most)

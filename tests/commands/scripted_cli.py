@@ -36,6 +36,7 @@ class Engine:
             compute=SimpleNamespace(device="metal"),
             blas="accelerate",
             block=lambda config: 8,
+            adapts=lambda config: False,
             thinking=lambda config: None,
             check=lambda prompt, config: None,
         )
