@@ -22,26 +22,15 @@ LEVELS = (
     # the loop and what consumes its rounds
     (
         *("policy", "adaptive", "probing", "overlap", "stopwatch", "decode", "prefill"),
-        *("stats", "text", "thinking"),
+        *("tuning", "stats", "text", "thinking"),
     ),
     # names, files and conversations
     (
         *("registry", "pins", "hub", "hub_errors", "download", "model_folder", "pairing"),
-        *(
-            "manifest",
-            "converted",
-            "installer",
-            "inventory",
-            "machine",
-            "checkup",
-            "gguf",
-            "gguf_header",
-            "gguf_rope",
-            "gguf_tokenizer",
-            "tokenizer",
-        ),
+        *("manifest", "converted", "installer", "inventory", "machine", "checkup"),
+        *("gguf", "gguf_header", "gguf_rope", "gguf_tokenizer", "tokenizer"),
         *("loading", "loaded", "worker", "answer", "request", "session", "engine"),
-        *("fit", "calibrate", "cost_store", ""),
+        *("fit", "calibrate", "cost_store", "learning", ""),
     ),
     # applications of the library
     ("convert", "bench", "simulate", "server", "train"),
@@ -133,8 +122,9 @@ def calls(file):
 
 DECODE_PATH = [
     name
-    for name in MODULES
+    for name, file in MODULES.items()
     if noun(name) in {*LEVELS[1], *LEVELS[2], "request", "session"} - {"readback", "compute"}
+    and "import mlx" in file.read_text()
 ]
 
 
