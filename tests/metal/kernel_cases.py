@@ -8,18 +8,28 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pkgutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
 import mlx.core as mx
 
-from dflash_mlx.metal.build import Device, Launch
+import dflash_mlx.metal
+from dflash_mlx.metal.build import Device, Kernel, Launch
 from tests.metal.covering import Case, covering_cases
 from tests.metal.executor import Source
 from tests.metal.executor.source import generate
 
 HERE = Path(__file__).parent
+
+
+def shipped_kernels() -> dict[str, Kernel]:
+    """Every kernel of `dflash_mlx.metal` by name."""
+    modules = pkgutil.iter_modules(dflash_mlx.metal.__path__)
+    texts = (importlib.import_module(f"dflash_mlx.metal.{module.name}") for module in modules)
+    found = [value for text in texts for value in vars(text).values() if isinstance(value, Kernel)]
+    return {kernel.name: kernel for kernel in found}
 
 
 def kernel_tests() -> dict[str, ModuleType]:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-
 import pytest
 
-import dflash_mlx.metal
-from dflash_mlx.metal.build import Kernel
 from tests.metal.executor.lint import FORBIDDEN, lint
+from tests.metal.kernel_cases import shipped_kernels
 
 HEADER = """
 constant float HALF = 0.5f;
@@ -96,15 +92,8 @@ def test_names_that_mlx_would_misread_are_found(body: str, rule: str) -> None:
     assert _rules(HEADER, body) == {rule}
 
 
-def _kernels() -> dict[str, Kernel]:
-    modules = pkgutil.iter_modules(dflash_mlx.metal.__path__)
-    texts = (importlib.import_module(f"dflash_mlx.metal.{m.name}") for m in modules)
-    found = [value for text in texts for value in vars(text).values() if isinstance(value, Kernel)]
-    return {kernel.name: kernel for kernel in found}
-
-
-@pytest.mark.parametrize("name", _kernels())
+@pytest.mark.parametrize("name", shipped_kernels())
 def test_our_kernels_pass(name: str) -> None:
     """The shipped texts themselves."""
-    kernel = _kernels()[name]
+    kernel = shipped_kernels()[name]
     assert [str(f) for f in lint(kernel.header, kernel.body, kernel.inputs)] == []

@@ -8,6 +8,7 @@ import pytest
 
 from dflash_mlx.metal.build import Kernel
 from tests.metal.faults import Fault, StaleFault, read_faults
+from tests.metal.kernel_cases import shipped_kernels
 from tests.metal.mutate import WANTED, describe, judge, judge_all, score, summary
 
 pytestmark = pytest.mark.usefixtures("objects")
@@ -41,6 +42,13 @@ def test_a_fault_must_fit_once() -> None:
     assert Fault("k", "none", "z", "").plant(kernel) is None
     with pytest.raises(StaleFault, match="2 times"):
         Fault("k", "two", "a", "").plant(kernel)
+
+
+@pytest.mark.parametrize("fault", read_faults(), ids=lambda fault: fault.id)
+def test_every_fault_fits_the_shipped_text(fault: Fault) -> None:
+    """Whoever rewords a kernel learns at once which faults to reword with it."""
+    texts = (kernel.header + kernel.body for kernel in shipped_kernels().values())
+    assert 1 in {text.count(fault.old) for text in texts}
 
 
 def test_nearly_all_planted_faults_are_caught() -> None:

@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> int:
     every, stored, objects = list(entries()), load(), Objects()
     stale = changed(every, stored)
     wrong = []
-    for entry in [*stale, *(sample(every, stale) if check else ())]:
+    for entry in sample(every, stale) if check else stale:
         counted = recount(entry, objects)
         sys.stderr.write(f"counted {entry.key}\n")
         if check and not counted.agrees(stored.get(entry.key)):
