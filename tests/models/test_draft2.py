@@ -1,16 +1,30 @@
 """DFlash 2: drawn paths against the official sampler's, and exactness of what is accepted."""
 
+from dataclasses import replace
+
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from dflash_mlx.accept import request_rule
-from dflash_mlx.config import SamplingConfig
+from dflash_mlx.config import GenerationConfig, SamplingConfig
+from dflash_mlx.decode import Pair
+from dflash_mlx.engine import Engine
+from dflash_mlx.loaded import LoadedPair
 from dflash_mlx.models.draft2 import BlockConvolution, CandidateSelector
 from dflash_mlx.models.draft_config import ConvolutionConfig, SelectorConfig
 from dflash_mlx.readback import read_back
+from dflash_mlx.worker import Worker
 from tests.models.golden import SECOND, assert_close, extend, load
-from tests.tiny import draft_config, selecting_draft, tiny_target
+from tests.tiny import (
+    PROMPT,
+    answer,
+    draft_config,
+    loaded_pair,
+    plain,
+    selecting_draft,
+    tiny_target,
+)
 
 SECOND_DRAFT = {"convolution": ConvolutionConfig(2, 8), "selector": SelectorConfig(8, 6)}
 
@@ -39,23 +53,23 @@ def test_a_drawn_path_has_the_official_probabilities(name: str) -> None:
 
 
 def test_candidates_are_what_the_path_was_drawn_from() -> None:
-    """Frequencies of a drawn slot are its stated probabilities: 600 seeds, false alarms 1 in
+    """Frequencies of a drawn slot are its stated probabilities: 300 seeds, false alarms 1 in
     10^5."""
     draft = selecting_draft(tiny_target())
     context = draft.make_context()
     draft.extend(mx.random.normal((1, 20, 64), key=mx.random.key(1)), 0, context)
     counts = np.zeros(260)
-    for seed in range(600):
+    for seed in range(300):
         block = draft.drawing(0.9, seed).propose(65, 2, context)
         counts[block.tokens.item()] += 1
     ids, probs = np.array(block.candidates.ids[0]), np.array(block.candidates.probs[0])
-    assert counts[ids].sum() == 600
-    expected = probs * 600
+    assert counts[ids].sum() == 300
+    expected = probs * 300
     assert ((counts[ids] - expected) ** 2 / expected).sum() < 33  # 5 degrees of freedom
 
 
 def test_accepted_and_refused_together_follow_the_target() -> None:
-    """The first token's frequencies are the target's, whatever was proposed: 800 seeds, false
+    """The first token's frequencies are the target's, whatever was proposed: 400 seeds, false
     alarms 1 in 10^5."""
     draft = selecting_draft(tiny_target())
     context = draft.make_context()
@@ -65,14 +79,14 @@ def test_accepted_and_refused_together_follow_the_target() -> None:
     logits[0, best[0]] = mx.array([2.0, 1.0, 1.5, 0.0, 0.5, -1.0])
     sampling = SamplingConfig(temperature=1.0)
     counts = np.zeros(260)
-    for seed in range(800):
+    for seed in range(400):
         block = draft.drawing(1.0, seed).propose(65, 3, context)
         verdict = request_rule(sampling, seed)(block, logits, [65], 21)
         counts[read_back(verdict).tokens[0]] += 1
     ids = np.array(best[0])
     probs = np.array(mx.softmax(logits[0]))
-    seen = np.append(counts[ids], 800 - counts[ids].sum())
-    expected = np.append(probs[ids], 1 - probs[ids].sum()) * 800
+    seen = np.append(counts[ids], 400 - counts[ids].sum())
+    expected = np.append(probs[ids], 1 - probs[ids].sum()) * 400
     assert ((seen - expected) ** 2 / expected).sum() < 35  # 6 degrees of freedom
 
 
@@ -118,3 +132,50 @@ def test_ids_that_only_pad_one_side_are_never_proposed() -> None:
     for seed in range(20):
         block = draft.drawing(2.0, seed).propose(65, 8, context)
         assert max(block.tokens[0].tolist()) < 200
+
+
+def test_greedy_text_with_a_second_draft_is_the_targets_own() -> None:
+    """The loop must not care how a proposal came about."""
+    target = tiny_target()
+    want = plain(target.model, PROMPT, 40)
+    assert answer(Pair(target, selecting_draft(target)), 40) == want
+
+
+def test_a_sampled_request_draws_again_what_its_seed_drew() -> None:
+    """Two runs with one seed that differ cannot be looked into."""
+    worker = Worker("test")
+
+    def load() -> LoadedPair:
+        target = tiny_target()
+        return loaded_pair(Pair(target, selecting_draft(target)))
+
+    with Engine(worker.run(load), worker) as engine:
+        config = GenerationConfig(max_tokens=30, sampling=SamplingConfig(temperature=1.5, seed=4))
+        first, second = (engine.generate("Hello", config) for _ in range(2))
+        assert first.tokens == second.tokens
+        other = SamplingConfig(temperature=1.5, seed=5)
+        assert engine.generate("Hello", replace(config, sampling=other)).tokens != first.tokens
+
+
+def test_the_loop_draws_from_the_target_whatever_the_selector_proposes() -> None:
+    """The second and third tokens of many short answers have the frequencies of plain sampling.
+
+    Pearson's statistic between the two samples, 100 answers each: false alarms 1 in 10^5.
+    """
+    target = tiny_target(vocab_size=260)
+    draft = selecting_draft(target)
+    sampling = SamplingConfig(temperature=0.5)
+    counts = np.zeros((2, 2, 260))
+    for seed in range(100):
+        rule = request_rule(sampling, seed)
+        drawn = answer(Pair(target, draft.drawing(0.5, seed)), 3, PROMPT[:8], rule=rule)
+        alone = answer(Pair(target), 3, PROMPT[:8], rule=request_rule(sampling, seed + 10_000))
+        for way, tokens in enumerate((drawn, alone)):
+            for place in range(2):
+                counts[way, place, tokens[place + 1]] += 1
+    for place in range(2):
+        likely = np.argsort(counts[:, place].sum(axis=0))[-6:]
+        seen = counts[:, place, likely]
+        seen = np.concatenate([seen, 100 - seen.sum(axis=1, keepdims=True)], axis=1)
+        both = seen.sum(axis=0)
+        assert ((seen[0] - seen[1]) ** 2 / np.maximum(both, 1)).sum() < 35  # 6 degrees of freedom
