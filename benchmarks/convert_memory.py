@@ -57,7 +57,7 @@ def compare(
 ) -> list[dict[str, object]]:
     """Return one row per run; the two converters take turns."""
     out = folder / "out"
-    command = "from dflash_mlx.commands import main; main()"
+    command = "import sys; from dflash_mlx.commands import main; sys.exit(main())"
     ours = [sys.executable, "-c", command, "convert", str(source), "-o", str(out)]
     theirs = [sys.executable, "-m", "mlx_lm", "convert", "--hf-path", str(source)]
     theirs += ["--mlx-path", str(out), "-q", "--q-bits", "4", "--q-group-size", "64"]

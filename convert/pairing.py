@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from dflash_mlx import registry
 from dflash_mlx.convert.locate import Located, locate
 from dflash_mlx.convert.options import ConvertConfig
 from dflash_mlx.convert.progress import Progress, Watcher
@@ -25,11 +26,26 @@ def open_sources(config: ConvertConfig, watch: Watcher) -> dict[str, Source]:
 
     sources = {"": open_source(locate(config.source, config.revision, say))}
     if config.draft:
-        sources[DRAFT_FOLDER] = open_source(locate(config.draft, config.draft_revision, say))
+        draft, revision = _draft(config)
+        sources[DRAFT_FOLDER] = open_source(locate(draft, revision, say))
     elif inner := _inner_draft(sources[""]):
         sources[DRAFT_FOLDER] = open_source(inner)
     check_pair(list(sources.values()))
     return sources
+
+
+def _draft(config: ConvertConfig) -> tuple[str, str | None]:
+    """Return the draft that is meant and its revision; "auto" is the one that a card names."""
+    assert config.draft is not None
+    if config.draft != "auto":
+        return config.draft, config.draft_revision
+    card = registry.find(config.source) or registry.card_for(config.source)
+    if card is None or card.draft is None:
+        raise BadRequest(
+            f"no draft is known for {config.source}; name one with --draft (dflash-mlx models "
+            "lists the pairs that are known)"
+        )
+    return card.draft, config.draft_revision or card.draft_revision
 
 
 def _inner_draft(source: Source) -> Located | None:

@@ -32,7 +32,8 @@ def output_folder(config: ConvertConfig, jobs: Sequence[Job]) -> Path:
 def default_name(jobs: Sequence[Job]) -> str:
     """Return a folder's name: the source's, and what became of it."""
     first = jobs[0]
-    name = re.sub(r"[^\w.-]+", "-", first.source.name.rsplit("/", 1)[-1]).strip(".-") or "model"
+    said = first.source.name.rsplit("/", 1)[-1].removesuffix(".gguf")
+    name = re.sub(r"[^\w.-]+", "-", said).strip(".-") or "model"
     recipe = first.recipe
     if recipe is None:
         return f"{name}-mlx"

@@ -29,7 +29,7 @@ def _front_matter(jobs: Sequence[Job], source_cards: Mapping[str, str]) -> list[
     if any(job.draft for job in jobs):
         lines += ["- dflash", "- speculative-decoding"]
     first = jobs[0]
-    if first.source.located.revision or "/" in first.source.name:
+    if first.source.located.revision:
         lines.append(f"base_model: {first.source.name}")
     card = source_cards.get(first.folder, "")
     header = card.split("---")[1] if card.startswith("---") and card.count("---") > 1 else ""

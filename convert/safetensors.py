@@ -7,9 +7,9 @@ Source: the safetensors format (length of the header in 8 bytes, JSON, data).
 
 import itertools
 import json
-import math
 import os
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from dflash_mlx.convert.tensors import (
     is_known,
     item_bytes,
     n_bytes,
-    row_count,
     row_width,
 )
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
@@ -206,11 +205,6 @@ def is_plain_name(name: str) -> bool:
     return bool(name) and name not in (".", "..") and not set(name) & set("/\\\0:")
 
 
-def total_rows(tensors: dict[str, Rows]) -> int:
-    """Return the number of rows of all tensors."""
-    return sum(row_count(rows.shape) for rows in tensors.values())
-
-
-def total_bytes(tensors: dict[str, Rows]) -> int:
+def total_bytes(tensors: Mapping[str, Rows]) -> int:
     """Return the bytes of all tensors."""
-    return sum(math.prod(rows.shape) * item_bytes(rows.dtype) for rows in tensors.values())
+    return sum(n_bytes(rows.dtype, rows.shape) for rows in tensors.values())

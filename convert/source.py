@@ -5,7 +5,6 @@ files. The kind is read from the configuration and the files, never from a name.
 """
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, Literal
 from dflash_mlx.convert import gguf_source, safetensors, torch_source
 from dflash_mlx.convert.locate import Located
 from dflash_mlx.convert.tensors import Rows
+from dflash_mlx.download import spelled_bytes
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
 from dflash_mlx.models.draft_file import is_draft_config
 
@@ -64,9 +64,11 @@ class Source:
     def described(self) -> str:
         """The kind, form, architecture and size, for a person."""
         architecture = self.config.get("model_type") or "no family"
-        weights = sum(math.prod(rows.shape) for rows in self.tensors.values())
+        size = spelled_bytes(safetensors.total_bytes(self.tensors))
         packed = f", already packed ({self.quantization['bits']} bits)" if self.quantization else ""
-        return f"{self.kind}, {self.form}, {architecture}, {weights:,} stored values{packed}"
+        return (
+            f"{self.kind}, {self.form}, {architecture}, {len(self.tensors)} tensors, {size}{packed}"
+        )
 
 
 def open_source(located: Located) -> Source:

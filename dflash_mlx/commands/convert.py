@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from dflash_mlx.convert import ConvertConfig, Job
 
 _Out = Annotated[Path | None, typer.Option("--out", "-o", help="Output folder.")]
-_Draft = Annotated[str | None, typer.Option(help="Also convert this draft, into one pair folder.")]
+_Draft = Annotated[
+    str | None,
+    typer.Option(help="A draft to convert too, into one pair folder; auto takes the known one."),
+]
 _Revision = Annotated[str | None, typer.Option(help="Commit or branch of SOURCE on the hub.")]
 _DraftRevision = Annotated[str | None, typer.Option(help="The same for --draft.")]
 _Bits = Annotated[int | None, typer.Option(help="2, 3, 4, 5, 6 or 8.  [default: 4]")]

