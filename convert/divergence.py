@@ -18,7 +18,7 @@ from dflash_mlx.convert.progress import Progress, Watcher
 from dflash_mlx.convert.sample_text import TEXT
 from dflash_mlx.convert.tensors import Rows, chunks, numbers, to_mlx
 from dflash_mlx.convert.tokens import sample_tokens
-from dflash_mlx.models.families import is_supported
+from dflash_mlx.errors import UnsupportedModel
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,13 @@ def compare_targets(
     """Return the divergence of a finished target in `folder`, or why it was not measured."""
     if job.plan.unchanged():
         return None, "every weight is the source's own"
-    if not is_supported(dict(job.config)):
-        return None, f"the runtime does not walk the family {job.config.get('model_type')!r}"
     tokens = sample_tokens(folder, TEXT)
     if tokens is None:
         return None, "the source has no tokenizer"
-    walk = LayerWalk(job.source.config, job.source.name)
+    try:
+        walk = LayerWalk(job.source.config, job.source.name)
+    except UnsupportedModel as error:
+        return None, str(error)
     after = _result_values(job, written)
     hidden = [walk.embed(job.values, tokens), walk.embed(after, tokens)]
     for index in range(walk.n_layers):

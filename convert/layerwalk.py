@@ -14,6 +14,7 @@ from mlx.utils import tree_flatten
 
 from dflash_mlx.convert.target_layout import build_model
 from dflash_mlx.convert.tensors import Rows, read_all, to_mlx
+from dflash_mlx.errors import UnsupportedModel
 from dflash_mlx.models.decoder import DecoderTarget
 from dflash_mlx.models.families import family_of
 
@@ -22,12 +23,21 @@ _HEAD = "lm_head.weight"
 
 
 class LayerWalk:
-    """The skeleton of a target: its modules, without weights."""
+    """The skeleton of a target: its modules, without weights.
+
+    Raises:
+        UnsupportedModel: a family that does not run here, or more than a walk over its layers.
+    """
 
     def __init__(self, config: Mapping[str, Any], source: str) -> None:
         family = family_of(str(config.get("model_type")), source)
         self.model = build_model(config, source)
         self.target: DecoderTarget = family(self.model)
+        if not self.target.is_bare:
+            raise UnsupportedModel(
+                f"{source} is of family {config.get('model_type')!r}, which is not walked one "
+                "layer at a time; give the recipe by name"
+            )
         self.n_layers = self.target.shape.n_layers
         # quick on Metal as stored; MLX's CPU products are quick in float32 only
         self.dtype = mx.bfloat16 if mx.metal.is_available() else mx.float32

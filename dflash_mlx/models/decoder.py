@@ -44,6 +44,16 @@ class DecoderTarget:
             row_bytes=self._row_bytes(),
         )
 
+    @property
+    def is_bare(self) -> bool:
+        """Whether all that this walk does is a model's embedding, `run_layer`s, norm and head.
+
+        The converter walks such targets one layer at a time, by mlx-lm's names.
+        """
+        parts = ("embed", "walk", "logits", "_enter", "_norm")
+        own = any(getattr(type(self), part) is not getattr(DecoderTarget, part) for part in parts)
+        return self._text is self.model and not own
+
     def make_caches(self) -> list[LayerCache]:
         """Return an empty cache for every layer that keeps rows."""
         return [FullCache() for _ in self._body.layers]
