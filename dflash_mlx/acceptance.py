@@ -11,6 +11,9 @@ from collections.abc import Sequence
 _FORGET = 0.97
 """Weight that a round's evidence keeps with each later round: a memory of about 33 rounds."""
 
+_LONG_RUN = 0.02
+"""Weight of a round in the long run: what the first position falls back on without evidence."""
+
 _BORROWED = 2.0
 """Rounds of evidence that a position's neighbour (or a parent's estimate) counts for."""
 
@@ -18,8 +21,8 @@ _BORROWED = 2.0
 class Acceptance:
     """Hazards of up to `n_positions` draft tokens.
 
-    A position without evidence is taken to be like the one before it, the first like `first`; so
-    a width never tried looks as good as the last one tried did, and gets tried. With a `parent`
+    A position without evidence is taken to be like the one before it, the first as it was in the
+    long run, or like `first` to begin with; so a width never tried looks as good as the last one tried did, and gets tried. With a `parent`
     (the same text seen without a distinction made here) positions lean on the parent instead.
     """
 
@@ -34,6 +37,8 @@ class Acceptance:
     def observe(self, n_drafted: int, n_accepted: int) -> None:
         """Learn from a round that drafted and accepted so many tokens."""
         self.fade(_FORGET)
+        if n_drafted and self._parent is None:
+            self._first += _LONG_RUN * ((n_accepted > 0) - self._first)
         for position in range(min(n_accepted + 1, n_drafted, len(self._tries))):
             self._tries[position] += 1
             self._hits[position] += position < n_accepted
@@ -69,6 +74,7 @@ class Acceptance:
     def start_from(self, hazards: Sequence[float], n_rounds: float) -> None:
         """Take hazards learned elsewhere as evidence of `n_rounds` rounds."""
         alive = n_rounds
+        self._first = hazards[0] if hazards else self._first
         for position, hazard in enumerate(hazards[: len(self._tries)]):
             self._tries[position] = alive
             self._hits[position] = alive * hazard

@@ -239,7 +239,8 @@ class AdaptiveBlock:
                 self._check = 4
         elif gain >= _EDGE:
             self.parked = None
-            self._probing.won()
+            if self._paid > 0:
+                self._probing.won()
         elif self._paid < 0 and hope < 1:
             self._wait()
 
