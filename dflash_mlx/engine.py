@@ -22,6 +22,7 @@ from dflash_mlx.loading import (
     load_draft,
     load_target,
 )
+from dflash_mlx.manifest import check_cards
 from dflash_mlx.pairing import Choice, choose
 from dflash_mlx.pins import Pins, default_folder
 from dflash_mlx.session import Session
@@ -122,6 +123,7 @@ def assemble(files: Files, compute: Compute, cache: CacheConfig, hooks: LoadHook
         BadCheckpoint, UnsupportedModel, PairMismatch: they cannot be run, or not together.
     """
     choice = files.choice
+    check_cards(files.target.path, files.draft.path if files.draft else None)
     hooks.on_step(f"loading {choice.target}")
     read = load_target(files.target.path, compute)
     bound = None

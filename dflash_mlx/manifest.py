@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from dflash_mlx.errors import BadCheckpoint, PairMismatch
 from dflash_mlx.models.draft_config import DraftConfig
+from dflash_mlx.models.draft_file import read_draft_config
 
 FILE = "pair.json"
 FORMAT = 1
@@ -168,6 +169,35 @@ def draft_facts(config: DraftConfig) -> DraftFacts:
             if item.name != "feature_size"
         },
     )
+
+
+def check_cards(target: Path, draft: Path | None) -> None:
+    """Check a target, and a draft inside its folder, against the card that lies with them.
+
+    A draft from elsewhere is not what the card speaks of; its shapes are checked at loading.
+
+    Raises:
+        PairMismatch: the card speaks of other models; the field is named.
+        BadCheckpoint: the card or a configuration cannot be read.
+    """
+    card = Manifest.read(target) if target.is_dir() else None
+    if card is None:
+        return
+    inside = draft is not None and draft.resolve() == (target / DRAFT_FOLDER).resolve()
+    card.check(
+        target_facts(_config(target), target),
+        draft_facts(read_draft_config(_config(draft))) if draft and inside else None,
+        str(target),
+    )
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    try:
+        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadCheckpoint(f"{path} cannot be read ({error}); convert the pair again") from error
+    return config
 
 
 def tokenizer_hash(folder: Path) -> str | None:

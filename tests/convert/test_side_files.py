@@ -7,10 +7,10 @@ import pytest
 from mlx_lm.utils import load_tokenizer
 
 from dflash_mlx.convert.shards import file_hash
+from dflash_mlx.engine import load
 from dflash_mlx.errors import BadCheckpoint, PairMismatch
-from dflash_mlx.manifest import Manifest, draft_facts, target_facts, tokenizer_hash
-from dflash_mlx.models.draft_file import read_draft_config
-from tests.convert.checkpoints import draft_folder, run, target_folder
+from dflash_mlx.manifest import Manifest, check_cards, target_facts, tokenizer_hash
+from tests.convert.checkpoints import DRAFT_CONFIG, draft_folder, run, target_folder
 
 
 @pytest.fixture(scope="module")
@@ -122,10 +122,18 @@ def test_a_card_that_does_not_fit_names_the_field(source, tmp_path, kind, field,
     table = json.loads((out / "pair.json").read_text())
     table[kind][field] = value
     (out / "pair.json").write_text(json.dumps(table))
-    target = target_facts(json.loads((out / "config.json").read_text()), out)
-    draft = draft_facts(read_draft_config(json.loads((out / "draft/config.json").read_text())))
     with pytest.raises(PairMismatch, match=field):
-        Manifest.read(out).check(target, draft, "out")
+        load(str(out))
+
+
+def test_a_card_says_nothing_of_a_draft_from_elsewhere(source, tmp_path):
+    """A user may try another draft with a converted target."""
+    out = tmp_path / "out"
+    run(source, out, draft=str(draft_folder(tmp_path / "draft")))
+    other = draft_folder(tmp_path / "other", config={**DRAFT_CONFIG, "block_size": 4})
+    check_cards(out, other)
+    check_cards(out, out / "draft")
+    check_cards(source, None)
 
 
 @pytest.mark.parametrize("text", ["{", "{}", '{"format": 2}', '{"format": 1}', "[]"])
