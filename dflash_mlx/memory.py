@@ -6,6 +6,9 @@ from typing import Any
 
 import mlx.core as mx
 
+WORKING_SHARE = 0.15
+"""Most that work may need beside weights and caches, as a share of them."""
+
 
 def device_bytes() -> int | None:
     """Return the bytes that models should stay within here, None where MLX does not know."""

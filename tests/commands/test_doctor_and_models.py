@@ -1,6 +1,7 @@
 """`doctor` and `models`: facts for people, or the same as JSON."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -8,6 +9,7 @@ from dflash_mlx import checkup, registry
 from dflash_mlx.checkup import Finding
 from dflash_mlx.commands import main
 from dflash_mlx.hub import find_packaged
+from dflash_mlx.machine import this_machine
 
 
 def run(capsys, *arguments, code=0):
@@ -30,11 +32,26 @@ def test_models_lists_every_pair(home, capsys):
 def test_models_as_json(home, capsys):
     """Tools choose a model by size and by what is here."""
     found = json.loads(run(capsys, "models", "--json"))
-    assert [pair["nickname"] for pair in found["pairs"]] == [
+    assert {pair["nickname"] for pair in found["pairs"]} == {
         card.nickname for card in registry.cards()
-    ]
+    }
     assert found["pairs"][0]["target"].keys() == {"reference", "path", "bytes", "revision"}
     assert found["converted"] == found["cached"] == []
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "small", "large"), [(9, "4bit", "no"), (400, "yes", "yes"), (None, None, None)]
+)
+def test_models_stand_by_the_memory_they_need(home, capsys, monkeypatch, gigabytes, small, large):
+    """Of twenty pairs a user can run four, and has to find out which."""
+    machine = replace(this_machine(), usable_bytes=gigabytes and gigabytes * 10**9)
+    monkeypatch.setattr("dflash_mlx.machine.this_machine", lambda: machine)
+    pairs = json.loads(run(capsys, "models", "--json"))["pairs"]
+    needs = [pair["need_bytes"] for pair in pairs if pair["need_bytes"]]
+    assert needs == sorted(needs)
+    assert all(pair["need_bytes"] for pair in pairs[: len(needs)])
+    fits = {pair["nickname"]: pair["fits"] for pair in pairs}
+    assert (fits["qwen3.5-4b"], fits["qwen3.5-122b-a10b"]) == (small, large)
 
 
 def test_doctor_downloads_nothing(home, capsys, monkeypatch):
