@@ -153,8 +153,8 @@ class SelectingDraft(BoundDraft):
         """Propose the selector's path behind `anchor`, with its probabilities where drawn."""
         hidden = self.hidden(anchor, n_rows, context)
         logits = self.logits(hidden)
-        healthy = mx.isfinite(mx.max(logits, axis=-1)).all()
         path = self.model.candidate_selector(hidden, logits, anchor, self._pick(context.length))
+        healthy = mx.isfinite(mx.max(logits, axis=-1)).all() & mx.isfinite(path.scores).all()
         candidates = None
         if self.temperature > 0:
             candidates = Candidates(path.ids, mx.softmax(path.scores / self.temperature, axis=-1))
