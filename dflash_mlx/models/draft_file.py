@@ -21,6 +21,8 @@ from dflash_mlx.models.draft_keys import refuse_other_mathematics
 
 _ARCHITECTURES = ("DFlashDraftModel", "DFlash2DraftModel")
 _KINDS = ("dflash", "dflash2")
+_DRAFT_KEYS = ("dflash_config", "speculators_model_type", "target_layer_ids", "markov_rank")
+_DRAFT_WORDS = ("Draft", "Speculator", "DSpark")
 
 _QWEN3_DEFAULTS = {
     "vocab_size": 151936,
@@ -40,10 +42,8 @@ _QWEN3_DEFAULTS = {
 def is_draft_config(config: Mapping[str, Any]) -> bool:
     """Whether a `config.json` describes a draft rather than a target."""
     architectures = config.get("architectures") or []
-    return (
-        "dflash_config" in config
-        or "speculators_model_type" in config
-        or any("Draft" in name or "Speculator" in name for name in architectures)
+    return any(key in config for key in _DRAFT_KEYS) or any(
+        word in name for name in architectures for word in _DRAFT_WORDS
     )
 
 
@@ -61,6 +61,12 @@ def read_draft_config(config: Mapping[str, Any], source: str = "config.json") ->
 
 def _read_published(config: Mapping[str, Any], source: str) -> DraftConfig:
     architectures = config.get("architectures") or []
+    if any("DSpark" in name for name in architectures):
+        raise UnsupportedModel(
+            f"{source} holds a DSpark draft ({', '.join(architectures)}), which samples from the "
+            "anchor and has a Markov head; we run DFlash and DFlash 2. Use a draft of those, or "
+            "--draft none"
+        )
     if not any(name in _ARCHITECTURES for name in architectures):
         raise UnsupportedModel(
             f"{source} says architectures {architectures}; a draft needs one of "

@@ -124,7 +124,7 @@ def test_second_drafts_of_both_layouts_see_the_whole_block():
 @pytest.mark.parametrize(
     ("config", "word"),
     [
-        ({**PUBLISHED, "architectures": ["Qwen3DSparkModel"]}, "Qwen3DSparkModel"),
+        ({**PUBLISHED, "architectures": ["Qwen3DSparkModel"]}, "DSpark draft"),
         ({**SPECULATORS, "speculators_model_type": "dspark"}, "'dspark'"),
         ({**SPECULATORS, "speculators_model_type": "eagle3"}, "'eagle3'"),
         ({**SPECULATORS, "sample_from_anchor": True}, "sample_from_anchor"),
@@ -172,6 +172,9 @@ def test_impossible_values_are_named(config, word):
 def test_dspark_files_count_as_drafts():
     """Taken for a target, a DSpark draft would be refused for the wrong reason."""
     assert is_draft_config({"architectures": ["DSparkDraftModel"]})
+    assert is_draft_config({"architectures": ["Qwen3DSparkModel"]})
+    assert is_draft_config({"model_type": "qwen3", "markov_rank": 256})
+    assert not is_draft_config({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]})
     assert is_draft_config({**SPECULATORS, "speculators_model_type": "dspark"})
 
 
