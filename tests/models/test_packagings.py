@@ -3,14 +3,17 @@
 import json
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
 
 from dflash_mlx import model_folder
+from dflash_mlx.compute import Compute, settle_weights
+from dflash_mlx.decode import Pair
 from dflash_mlx.errors import UnsupportedModel
 from dflash_mlx.models.families import FAMILIES, family_of
-from tests.tiny import tiny_model
+from tests.tiny import PROMPT, ScriptedDraft, answer, plain, tiny_model
 from tests.tiny_configs import CONFIGS
 
 TOKENS = mx.array([[5, 9, 77, 200, 31]])
@@ -92,3 +95,21 @@ def test_every_family_has_a_tiny_configuration():
     read_as_another = set(model_folder._READ_AS)
     offered = {name for family in FAMILIES for name in family.model_types} - read_as_another
     assert offered == {config["model_type"] for config in CONFIGS.values()}
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["as stored", "dense"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_5", "gpt_oss", "gemma4_small"])
+def test_quantized_targets_write_what_mlx_lm_writes(family, kept):
+    """Community builds hold embedding, head and experts in 8 bits; Metal keeps them so."""
+    model = tiny_model(family)
+    nn.quantize(model, 32, 8, class_predicate=_can_be_quantized)
+    if not kept:
+        settle_weights(model, Compute("cpu", dense=True, dtype=mx.float32))
+    target = family_of(CONFIGS[family]["model_type"], family)(model)
+    want = plain(model, PROMPT, 24)
+    draft = ScriptedDraft([*PROMPT, *want], [2, 7, 0])
+    assert answer(Pair(target, draft), 24) == want
+
+
+def _can_be_quantized(path, layer):
+    return hasattr(layer, "to_quantized") and layer.weight.shape[-1] % 32 == 0
