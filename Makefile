@@ -51,7 +51,7 @@ types: $(VENV)/.dev
 	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p dflash_mlx
 
 tests: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 kernel-table: $(VENV)/.dev
 	$(BIN)/python -m tests.metal.count
@@ -59,7 +59,7 @@ kernel-table: $(VENV)/.dev
 FLOOR := $(shell sed -n 's/.*"mlx\[cpu\]>=\([0-9.]*\).*/mlx[cpu]==\1/p; s/.*"mlx-lm>=\([0-9.]*\).*/mlx-lm==\1/p' pyproject.toml)
 
 test-floor: $(VENV)-floor/.dev
-	$(VENV)-floor/bin/python -m pytest -n 2 tests --ignore tests/metal --ignore tests/convert --ignore tests/commands
+	$(VENV)-floor/bin/python -m pytest -n 2 --dist loadgroup tests --ignore tests/metal --ignore tests/convert --ignore tests/commands
 
 $(VENV)-floor/.dev: pyproject.toml
 	@test -x $(VENV)-floor/bin/python || { $(call MAKE_VENV,$(VENV)-floor); }

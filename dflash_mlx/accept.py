@@ -21,7 +21,7 @@ import mlx.core as mx
 
 from dflash_mlx.config import LogitsProcessor, SamplingConfig
 from dflash_mlx.constraints import processed
-from dflash_mlx.models.protocols import Block
+from dflash_mlx.models.protocols import Block, Candidates
 from dflash_mlx.sampling import (
     Chooser,
     Stream,
@@ -39,7 +39,11 @@ AcceptRule = Callable[[Block, mx.array, Sequence[int], int], mx.array]
 def request_rule(
     sampling: SamplingConfig, seed: int, processors: Sequence[LogitsProcessor] = ()
 ) -> AcceptRule:
-    """Return the rule of a request: rejection for what a draft drew, matching for all else."""
+    """Return the rule of a request: rejection for what a draft drew, matching for all else.
+
+    What a draft drew is part of the randomness, so with such a draft a seed gives one text for
+    one way of drafting only; the text's distribution is the target's all the same.
+    """
     match = match_rule(make_chooser(sampling, seed), processors)
     if sampling.greedy:
         return match
@@ -71,19 +75,21 @@ def rejection_rule(
     def rule(block: Block, logits: mx.array, history: Sequence[int], position: int) -> mx.array:
         assert block.candidates is not None, "the draft proposed without probabilities"
         draft_tokens = block.tokens[0]
-        scores = log_probs(processed(processors, history, draft_tokens, logits))
+        # in float32: rounded probabilities are another distribution
+        scores = log_probs(processed(processors, history, draft_tokens, logits).astype(mx.float32))
         target_probs = mx.softmax(filtered(scores, sampling), axis=-1)
-        draft_probs = _dense(block.candidates.ids, block.candidates.probs, logits.shape[-1])
+        draft_probs = _dense(block.candidates, logits.shape[-1])
         coins = mx.stack(
             [
                 mx.random.uniform(key=row_key(seed, position + row, Stream.COIN))
                 for row in range(draft_tokens.size)
             ]
         )
+        # a draft probability that is no number refuses its token and leaves the target's own
         ratio = _at(target_probs[:-1], draft_tokens) / _at(draft_probs, draft_tokens)
         residual = mx.maximum(target_probs[:-1] - draft_probs, 0)
-        empty = residual.sum(axis=-1, keepdims=True) == 0
-        residual = mx.where(empty, target_probs[:-1], residual)
+        useful = residual.sum(axis=-1, keepdims=True) > 0
+        residual = mx.where(useful, residual, target_probs[:-1])
         accept = coins < ratio
         refused = draw(mx.log(residual), seed, position, Stream.RESIDUAL)
         bonus = draw(mx.log(target_probs[-1:]), seed, position + draft_tokens.size, Stream.BONUS)
@@ -102,7 +108,7 @@ def _verdict(accept: mx.array, healthy: mx.array, tokens: mx.array, scores: mx.a
     """Pack the longest accepted prefix of `accept` [B - 1] with tokens [B] and confidences."""
     n_accepted = mx.cumprod(accept.astype(mx.int32)).sum()
     head = mx.stack([n_accepted.astype(mx.int32), healthy.astype(mx.int32)])
-    confidence = mx.exp(mx.max(scores, axis=-1)) * 1e6
+    confidence = mx.exp(mx.max(scores, axis=-1).astype(mx.float32)) * 1e6
     return mx.concatenate([head, tokens.astype(mx.int32), confidence.astype(mx.int32)])
 
 
@@ -111,7 +117,8 @@ def _at(probs: mx.array, tokens: mx.array) -> mx.array:
     return mx.take_along_axis(probs, tokens[:, None], axis=-1)[:, 0]
 
 
-def _dense(ids: mx.array, probs: mx.array, vocab_size: int) -> mx.array:
+def _dense(candidates: Candidates, vocab_size: int) -> mx.array:
     """Spread candidate probabilities [B - 1, K] over the vocabulary [B - 1, V]."""
-    empty = mx.zeros((ids.shape[0], vocab_size), probs.dtype)
-    return mx.put_along_axis(empty, ids, probs, axis=-1)
+    empty = mx.zeros((candidates.ids.shape[0], vocab_size))
+    probs = candidates.probs.astype(mx.float32)
+    return mx.put_along_axis(empty, candidates.ids, probs, axis=-1)

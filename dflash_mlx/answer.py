@@ -2,12 +2,13 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+import weakref
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from dflash_mlx.feed import Feed
 from dflash_mlx.stats import Stats
-from dflash_mlx.worker import Feed
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -61,26 +62,38 @@ class Chunk:
 class Stream:
     """The chunks of one request, for `for` and `async for`, from any thread.
 
-    Leaving the loop early, `close()` and `cancel()` all stop the request within a round.
+    Leaving the loop early, letting go of the stream, `close()` and `cancel()` all stop the
+    request within a round.
     """
 
     def __init__(self, start: Callable[[Feed[Chunk], threading.Event], None]) -> None:
         self._cancelled = threading.Event()
         self._feed: Feed[Chunk] = Feed()
         self._result: Result | None = None
+        self._chunks = iter(self._feed)
+        weakref.finalize(self, self._cancelled.set)
         start(self._feed, self._cancelled)
-        self._chunks = self._read()
 
-    def __iter__(self) -> Iterator[Chunk]:
-        return self._chunks
+    def __iter__(self) -> "Stream":
+        return self  # and no generator, which would outlive a loop that was left
 
     def __next__(self) -> Chunk:
-        return next(self._chunks)
+        return self._seen(next(self._chunks))
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
+
+        def tell() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(news.set)
+
+        self._feed.watch(tell)
         try:
-            while (chunk := await asyncio.to_thread(next, self._chunks, None)) is not None:
-                yield chunk
+            while not self._feed.over:
+                await news.wait()
+                news.clear()
+                for chunk in self._feed.ready():
+                    yield self._seen(chunk)
         finally:
             self.cancel()
 
@@ -94,17 +107,13 @@ class Stream:
         """Wait for the end of the answer and return it.
 
         Raises:
-            DFlashError: whatever the request failed with.
+            BaseException: whatever the request failed with.
         """
-        for _ in self._chunks:
-            pass
-        assert self._result is not None, "the stream was closed before its end"
+        for chunk in self._feed:
+            self._seen(chunk)
+        assert self._result is not None, "a feed without an error ends with a result"
         return self._result
 
-    def _read(self) -> Iterator[Chunk]:
-        try:
-            for chunk in self._feed:
-                self._result = chunk.result or self._result
-                yield chunk
-        finally:
-            self.cancel()
+    def _seen(self, chunk: Chunk) -> Chunk:
+        self._result = chunk.result or self._result
+        return chunk

@@ -52,7 +52,9 @@ class SamplingConfig:
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
             _check(name, getattr(self, name), _is_number(getattr(self, name)), "a finite number")
-        _check("temperature", self.temperature, 0 <= self.temperature <= 100, "0 (greedy) to 100")
+        # below that, dividing by it leaves nothing of a float32 but infinities
+        warm = self.temperature == 0 or 1e-3 <= self.temperature <= 100
+        _check("temperature", self.temperature, warm, "0 (greedy), or 0.001 to 100")
         _check("top_p", self.top_p, 0 < self.top_p <= 1, "more than 0 and at most 1 (1 is off)")
         _check("min_p", self.min_p, 0 <= self.min_p <= 1, "0 (off) to 1")
         _check(

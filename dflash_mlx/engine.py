@@ -12,7 +12,7 @@ from dflash_mlx.blas import blas_in_use
 from dflash_mlx.compute import Compute, compute_here
 from dflash_mlx.config import CacheConfig, GenerationConfig
 from dflash_mlx.decode import Pair
-from dflash_mlx.errors import UnknownModel
+from dflash_mlx.errors import DFlashError, UnknownModel
 from dflash_mlx.hub import Resolved, resolve
 from dflash_mlx.learning import keep, tuned
 from dflash_mlx.loaded import LoadedPair, Prompt
@@ -49,8 +49,19 @@ class Engine:
     """A target with its draft, ready to answer. Use it from any thread; close it when done."""
 
     def __init__(self, loaded: LoadedPair, worker: Worker) -> None:
-        self.loaded = loaded
+        self._loaded: LoadedPair | None = loaded
         self.worker = worker
+
+    @property
+    def loaded(self) -> LoadedPair:
+        """The pair in memory.
+
+        Raises:
+            DFlashError: the engine is closed.
+        """
+        if self._loaded is None:
+            raise DFlashError("this engine is closed; load the model again")
+        return self._loaded
 
     def stream(self, prompt: Prompt, config: GenerationConfig | None = None) -> Stream:
         """Answer `prompt` in a conversation of its own; see `Session.stream`."""
@@ -65,9 +76,14 @@ class Engine:
         return Session(self.loaded, self.worker, system)
 
     def close(self) -> None:
-        """Finish what is queued, end the thread, keep what was learned and free the models."""
+        """Cancel what runs and what waits, keep what was learned, and let go of the models.
+
+        Sessions hold the models too: they are free once the sessions are gone.
+        """
         self.worker.close()
-        keep(self.loaded)
+        if self._loaded is not None:
+            keep(self._loaded)
+            self._loaded = None
 
     def __enter__(self) -> Self:
         return self

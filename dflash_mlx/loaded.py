@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dflash_mlx.adaptive import AdaptiveBlock
+from dflash_mlx.cache import STEP
 from dflash_mlx.compute import Compute
 from dflash_mlx.config import CacheConfig, GenerationConfig, PairCard, SamplingConfig
 from dflash_mlx.decode import Pair
@@ -47,7 +48,10 @@ class LoadedPair:
         if self.cache_config.max_bytes is None:
             return shape.max_rows
         # a target of windows and states alone does not grow
-        return min(shape.max_rows, self.cache_config.max_bytes // max(shape.row_bytes, 1))
+        draft_bytes = self.pair.draft.row_bytes if self.pair.draft else 0
+        row_bytes = max(shape.row_bytes + draft_bytes, 1)
+        spare = STEP * (2 if draft_bytes else 1)  # caches grow by so many rows at once
+        return max(0, min(shape.max_rows, self.cache_config.max_bytes // row_bytes - spare))
 
     def block(self, config: GenerationConfig) -> int:
         """Return the most rows of a round that `config` leads to, 1 without drafting."""

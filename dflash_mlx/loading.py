@@ -6,6 +6,7 @@ nothing and keeps nothing.
 
 import importlib
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ from dflash_mlx.models.families import family_of
 from dflash_mlx.models.protocols import Target
 from dflash_mlx.tokenizer import Tokenizer
 from dflash_mlx.weights import fill, read_safetensors
+
+_LOG = logging.getLogger("dflash_mlx")
 
 
 @dataclass(frozen=True)
@@ -54,10 +57,11 @@ def load_target(path: Path, compute: Compute) -> LoadedTarget:
     model = _read_model(path)
     target = family_of(str(config.get("model_type")), str(path))(model)
     settle_weights(model, compute)
+    _LOG.info("%s: %s", path, target.shape)
     generation = _optional_json(path / "generation_config.json")
     return LoadedTarget(
         target,
-        Tokenizer.read(path, _end_ids(config, generation)),
+        Tokenizer.read(path, _end_ids(config, config.get("text_config") or {}, generation)),
         sampling_defaults(generation),
         config,
     )
@@ -200,6 +204,7 @@ def _load_gguf(path: Path, compute: Compute) -> LoadedTarget:
     read.weights.clear()
     target = family(model)
     settle_weights(model, compute)
+    _LOG.info("%s: %s", path, target.shape)
     tokenizer = Tokenizer(build_tokenizer(read.tokenizer), read.tokenizer.end_ids)
     return LoadedTarget(target, tokenizer, SamplingConfig(), read.config)
 

@@ -1,5 +1,6 @@
-"""Memory on this machine: what a pair will take, and keeping it wired while it works."""
+"""Memory on this machine: what models may take of it, and keeping it wired while they work."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +19,31 @@ def device_bytes() -> int | None:
     return int(info["max_recommended_working_set_size"])
 
 
+class _Wiring:
+    """Metal's wired limit while any engine works: the first to begin sets it, the last restores."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._n_working = 0
+        self._before = 0
+
+    def begin(self, limit: int) -> None:
+        with self._lock:
+            if self._n_working == 0:
+                self._before = mx.set_wired_limit(limit)
+            self._n_working += 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._n_working -= 1
+            if self._n_working == 0:
+                mx.set_wired_limit(self._before)
+
+
+_WIRING = _Wiring()
+"""One for the process, as the limit itself is."""
+
+
 @contextmanager
 def wired() -> Iterator[None]:
     """Let Metal keep the working set wired, as mlx-lm does, and restore the limit afterwards."""
@@ -25,9 +51,9 @@ def wired() -> Iterator[None]:
     if limit is None:
         yield
         return
-    before = mx.set_wired_limit(limit)
+    _WIRING.begin(limit)
     try:
         yield
     finally:
         mx.synchronize()
-        mx.set_wired_limit(before)
+        _WIRING.end()

@@ -49,8 +49,7 @@ def _with_draft(chosen: Choice, draft: str, model: str) -> Choice:
     if draft == "none":
         return chosen
     if draft != "auto":
-        other = None if Path(draft).expanduser().exists() else registry.find(draft)
-        return replace(chosen, draft=other.draft if other and other.draft else draft)
+        return _with_named_draft(chosen, draft)
     beside = Path(model).expanduser() / "draft"
     if beside.is_dir():
         return replace(chosen, draft=str(beside))
@@ -58,3 +57,14 @@ def _with_draft(chosen: Choice, draft: str, model: str) -> Choice:
     if card and card.draft:
         return replace(chosen, draft=card.draft, draft_revision=card.draft_revision)
     return replace(chosen, no_draft=f"no draft is known for {model}; decoding plainly")
+
+
+def _with_named_draft(chosen: Choice, draft: str) -> Choice:
+    """Return `chosen` with the draft of that name, held to the commit that a card gives it."""
+    if Path(draft).expanduser().exists():
+        return replace(chosen, draft=draft)
+    by_name = registry.find(draft)
+    owner = by_name or next((card for card in registry.cards() if card.draft == draft), None)
+    if owner is None or owner.draft is None:
+        return replace(chosen, draft=draft)
+    return replace(chosen, draft=owner.draft, draft_revision=owner.draft_revision)

@@ -13,13 +13,13 @@ from dflash_mlx.cache import PairCache
 from dflash_mlx.config import GenerationConfig
 from dflash_mlx.constraints import make_processors
 from dflash_mlx.decode import Plan, State, catch_up, decode
-from dflash_mlx.errors import BadRequest
+from dflash_mlx.errors import BadRequest, OutOfMemoryBudget
+from dflash_mlx.feed import Feed
 from dflash_mlx.loaded import LoadedPair
 from dflash_mlx.prefill import prefill
 from dflash_mlx.stats import Meter, Stats, rate
 from dflash_mlx.text import AnswerText
 from dflash_mlx.thinking import ThinkingSplitter
-from dflash_mlx.worker import Feed
 
 
 class Request:
@@ -122,15 +122,16 @@ class Request:
                 self.history = state.history
                 self._meter.add(done)
                 self._emit(self._text.take(), done.tokens)
-                if self._policy.parked is None:
-                    self._meter.parked_at = None
-                elif self._meter.parked_at is None:
+                if self._policy.parked and self._meter.parked_at is None:
                     self._meter.parked_at = len(self.history) - n_prompt
+                    self._meter.reason = self._policy.parked
                 if self._policy.broken and not told:
                     told = True
                     self._feed.put(Chunk(notice=f"drafting stopped: {self._policy.parked}"))
                 if self._cancelled.is_set() and not state.ended:
                     return False
+        except OutOfMemoryBudget as error:
+            self._feed.put(Chunk(notice=str(error)))
         finally:
             catch_up(pair, cache, state)
             self._loaded.learn(self._policy)
@@ -171,7 +172,7 @@ class Request:
             block=self._loaded.block(self._config),
             path="dflash" if self._loaded.block(self._config) > 1 else "plain",
             parked_at=meter.parked_at,
-            reason=self._policy.parked,
+            reason=meter.reason,
             peak_memory_bytes=mx.get_peak_memory(),
             blas=self._loaded.blas,
         )

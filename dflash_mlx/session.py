@@ -12,11 +12,12 @@ from dflash_mlx.answer import Chunk, Result, Stream
 from dflash_mlx.cache import PairCache
 from dflash_mlx.config import GenerationConfig
 from dflash_mlx.errors import BadRequest
+from dflash_mlx.feed import Feed
 from dflash_mlx.loaded import LoadedPair, Prompt
 from dflash_mlx.memory import wired
 from dflash_mlx.request import Request
 from dflash_mlx.tokenizer import Message
-from dflash_mlx.worker import Feed, Worker
+from dflash_mlx.worker import Worker
 
 
 class Session:
@@ -80,7 +81,7 @@ class Session:
                     result = request.run(cache, cached, self._stable(ids, messages, config))
             finally:
                 self._rows = request.history[: cache.length]
-            if config.chat_template:
+            if config.chat_template and (result.text or result.finish_reason != "cancelled"):
                 self.messages = [*messages, {"role": "assistant", "content": result.text}]
             feed.put(Chunk(result=result))
             feed.end()
@@ -90,6 +91,11 @@ class Session:
     def _conversation(self, prompt: Prompt) -> list[Message]:
         """Return the messages that `prompt` leads to, the system message in front."""
         if not isinstance(prompt, str):
+            if self.system:
+                raise BadRequest(
+                    "this session has a system message and the prompt is a whole conversation; "
+                    "put the system message there"
+                )
             return list(prompt)
         before = list(self.messages)
         if not before and self.system:
@@ -101,6 +107,8 @@ class Session:
     ) -> list[int]:
         if config.chat_template:
             return self._loaded.tokenizer.render(messages, self._loaded.thinking(config))
+        if self.system:
+            raise BadRequest("a system message needs the chat template; leave one of them out")
         if isinstance(prompt, str):
             return self._loaded.tokenizer.encode(prompt)
         raise BadRequest("messages need the chat template; give plain text without it")

@@ -58,6 +58,7 @@ class Meter:
     tried: Counter[int] = field(default_factory=Counter)
     hits: Counter[int] = field(default_factory=Counter)
     parked_at: int | None = None
+    reason: str | None = None
 
     def add(self, done: Round) -> None:
         """Count one round."""

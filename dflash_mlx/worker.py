@@ -8,9 +8,9 @@ in the order they came.
 import atexit
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import mlx.core as mx
 
@@ -80,29 +80,3 @@ class Worker:
             job()
             del job
         mx.clear_streams()
-
-
-class Feed(Generic[T]):
-    """Values from the worker to one consumer, without a bound: the device never waits for it."""
-
-    def __init__(self) -> None:
-        self._values: queue.SimpleQueue[T | _End] = queue.SimpleQueue()
-
-    def put(self, value: T) -> None:
-        """Add a value."""
-        self._values.put(value)
-
-    def end(self, error: BaseException | None = None) -> None:
-        """Say that nothing follows, or that an error ended it."""
-        self._values.put(_End(error))
-
-    def __iter__(self) -> Iterator[T]:
-        while not isinstance(value := self._values.get(), _End):
-            yield value
-        if value.error is not None:
-            raise value.error
-
-
-class _End:
-    def __init__(self, error: BaseException | None) -> None:
-        self.error = error

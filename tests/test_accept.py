@@ -147,3 +147,22 @@ def test_a_certain_wrong_proposal_is_always_refused_and_replaced():
         verdict = read_back(rule(block([4], candidates), LOGITS[:2], [7], 1))
         assert verdict.n_accepted == 0
         assert verdict.tokens[0] in (0, 1)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), 0.0])
+def test_proposal_probabilities_that_are_no_numbers_leave_the_target_alone(bad):
+    """A draft that broke inside its selector made the target say what it excludes."""
+    sampling = SamplingConfig(temperature=1.0, top_k=1)
+    candidates = Candidates(mx.array([[4, 1]]), mx.array([[bad, bad]]))
+    for seed in range(5):
+        verdict = read_back(
+            rejection_rule(sampling, seed)(block([4], candidates), LOGITS[:2], [7], 1)
+        )
+        assert (verdict.n_accepted, verdict.tokens[0]) == (0, 0)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
+def test_the_confidence_of_a_token_is_a_probability_in_every_type(dtype):
+    """Half precision overflows at 65504, and the width was chosen by nonsense."""
+    logits = mx.array([[30.0, 0.0, 0.0]]).astype(dtype)
+    assert read_back(GREEDY(block([]), logits, [7], 1)).confidence[0] == pytest.approx(1, abs=0.01)

@@ -13,6 +13,7 @@ from dflash_mlx.errors import BadRequest
         ({"temperature": float("nan")}, "nan"),
         ({"temperature": float("inf")}, "inf"),
         ({"temperature": 1e9}, "1000000000.0"),
+        ({"temperature": 1e-40}, "1e-40"),
         ({"top_p": 0.0}, "0.0"),
         ({"top_p": 1.5}, "1.5"),
         ({"top_k": -1}, "-1"),

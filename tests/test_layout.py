@@ -27,7 +27,7 @@ LEVELS = (
     # names, files and conversations
     (
         *("registry", "pins", "hub", "hub_errors", "download", "model_folder", "pairing"),
-        *("manifest", "converted", "installer", "inventory", "machine", "checkup"),
+        *("manifest", "converted", "installer", "inventory", "machine", "checkup", "feed"),
         *("gguf", "gguf_header", "gguf_rope", "gguf_tokenizer", "tokenizer"),
         *("loading", "loaded", "worker", "answer", "request", "session", "engine"),
         *("fit", "calibrate", "cost_store", "learning", ""),

@@ -54,6 +54,13 @@ def test_a_draft_may_be_named_like_a_model():
     assert choose("qwen3-8b", "someone/draft").draft_revision is None
 
 
+@pytest.mark.parametrize("draft", ["qwen3-8b", "z-lab/Qwen3-8B-DFlash-b16"])
+def test_a_named_draft_keeps_the_commit_that_its_card_gives(draft):
+    """Naming the draft that belongs to a model took another commit than not naming it."""
+    expected = choose("qwen3-8b").draft_revision
+    assert choose("someone/some-model", draft).draft_revision == expected
+
+
 @pytest.mark.parametrize(("model", "draft"), [("", "auto"), (" ", "auto"), ("qwen3-8b", "")])
 def test_empty_names_are_refused(model, draft):
     """An empty name once meant the folder one stands in."""

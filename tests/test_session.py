@@ -9,7 +9,7 @@ import pytest
 from dflash_mlx.config import CacheConfig, GenerationConfig, SamplingConfig
 from dflash_mlx.decode import Pair
 from dflash_mlx.engine import Engine
-from dflash_mlx.errors import BadRequest, DFlashError, OutOfMemoryBudget
+from dflash_mlx.errors import BadRequest, DFlashError
 from dflash_mlx.worker import Worker
 from tests.tiny import loaded_pair, plain, random_draft, tiny_target
 
@@ -116,6 +116,30 @@ def test_reset_forgets_everything(engine):
     assert list(result.tokens) == expected(engine, render(engine, "Go on"), 24)
 
 
+def test_a_turn_cancelled_before_its_first_token_leaves_no_answer(engine):
+    """The model saw itself as having answered nothing."""
+    session, go_on = engine.session(), threading.Event()
+    engine.worker.submit(lambda: go_on.wait(30))
+    stream = session.stream("Hello", SHORT)
+    stream.cancel()
+    go_on.set()
+    assert stream.result().finish_reason == "cancelled"
+    assert session.messages == []
+
+
+@pytest.mark.parametrize(
+    ("prompt", "config"),
+    [
+        ([{"role": "user", "content": "Hello"}], SHORT),
+        ("Hello", GenerationConfig(chat_template=False)),
+    ],
+)
+def test_a_system_message_that_has_no_place_is_refused(engine, prompt, config):
+    """A system message that is dropped in silence is obeyed by nobody."""
+    with pytest.raises(BadRequest, match="system message"):
+        engine.session(system="Be brief").generate(prompt, config)
+
+
 def test_the_system_message_comes_first(engine):
     """A system message that is rendered later than the first turn is none."""
     session = engine.session(system="Be brief")
@@ -141,12 +165,25 @@ def test_a_cancelled_answer_keeps_what_was_committed_and_the_next_turn_is_right(
     assert second.cached_tokens > 0
 
 
-def test_leaving_the_loop_early_stops_the_request(engine):
+@pytest.mark.parametrize("read", [True, False])
+def test_leaving_a_stream_stops_its_request(engine, read):
     """An abandoned stream went on generating and held up everybody behind it."""
-    for chunk in engine.stream("Hello", GenerationConfig(max_tokens=700)):
-        if chunk.tokens:
-            break
-    assert engine.generate("Hello", SHORT).generated_tokens == 24
+    session = engine.session()
+    stream = session.stream("Hello", GenerationConfig(max_tokens=700))
+    if read:
+        for chunk in stream:
+            if chunk.tokens:
+                break
+    del stream
+    engine.worker.run(lambda: None)  # the request is over
+    written = session.messages[-1]["content"] if session.messages else ""
+    assert len(written.encode()) < 400
+
+
+def test_a_loop_over_a_stream_nobody_else_holds_reads_it_to_the_end(engine):
+    """A stream that stops when let go of must not stop under the loop that reads it."""
+    text = "".join(chunk.text for chunk in engine.stream("Hello", SHORT))
+    assert text == engine.generate("Hello", SHORT).text
 
 
 def test_a_request_can_be_cancelled_from_another_thread_while_it_waits(engine):
@@ -189,6 +226,24 @@ def test_asyncio_reads_streams_without_blocking_its_loop(engine):
     assert asyncio.run(both()) == [engine.generate(p, SHORT).text for p in ("Hello", "Go on")]
 
 
+def test_many_async_streams_leave_the_program_its_threads(engine):
+    """A thread parked per stream starved everything else that used the default executor."""
+
+    async def read(prompt):
+        return "".join([chunk.text async for chunk in engine.stream(prompt, SHORT)])
+
+    async def all_of_them():
+        answers = [asyncio.create_task(read("Hello")) for _ in range(40)]
+        await asyncio.sleep(0)
+        await asyncio.wait_for(asyncio.to_thread(lambda: None), 5)
+        done = sum(task.done() for task in answers)
+        return done, await asyncio.gather(*answers)
+
+    done, answers = asyncio.run(all_of_them())
+    assert done < 40, "the other thread had to wait for the streams"
+    assert len(set(answers)) == 1
+
+
 def test_a_request_inside_the_reading_of_another_does_not_deadlock(engine):
     """A tool that asks a second question while the first answer streams waited for itself."""
     asked = None
@@ -208,6 +263,10 @@ def test_an_error_in_a_callers_processor_reaches_the_caller_and_nobody_else(engi
     with pytest.raises(ZeroDivisionError, match="mine"):
         session.generate("Hello", GenerationConfig(max_tokens=8, logits_processors=(broken,)))
     assert session.messages == []
+    stream = session.stream("Hello", GenerationConfig(max_tokens=8, logits_processors=(broken,)))
+    for _ in range(2):  # whoever asks again gets the same answer
+        with pytest.raises(ZeroDivisionError, match="mine"):
+            stream.result()
     assert session.generate("Hello", SHORT).generated_tokens == 24
 
 
@@ -307,18 +366,26 @@ def test_a_block_without_a_draft_is_refused():
     assert result.draft is None
 
 
-def test_the_byte_budget_bounds_the_context():
-    """Caches that outgrow their budget took the machine with them."""
+@pytest.mark.parametrize("extra", [40, 200, 300])
+def test_the_byte_budget_bounds_the_context_and_ends_with_length(extra):
+    """Caches that outgrow a budget take the machine; an error in mid-answer loses the answer."""
     worker = Worker("budget")
 
     def make():
         pair = _pair()
-        budget = 200 * pair.target.shape.row_bytes
-        return loaded_pair(pair, cache_config=CacheConfig(max_bytes=budget))
+        row_bytes = pair.target.shape.row_bytes + pair.draft.row_bytes
+        return loaded_pair(pair, cache_config=CacheConfig(max_bytes=(512 + extra) * row_bytes))
 
     with Engine(worker.run(make), worker) as bounded:
-        assert bounded.loaded.max_rows <= 200
-        with pytest.raises((BadRequest, OutOfMemoryBudget)):
+        assert bounded.loaded.max_rows == extra
+        session = bounded.session()
+        chunks = list(session.stream("x", GenerationConfig(max_tokens=900)))
+        result = chunks[-1].result
+        assert any(chunk.notice and "room for" in chunk.notice for chunk in chunks)
+        assert result.finish_reason == "length"
+        assert result.prompt_tokens + result.generated_tokens == extra + 1
+        assert session._cache.nbytes <= bounded.loaded.cache_config.max_bytes
+        with pytest.raises(BadRequest, match=f"the context holds {extra}"):
             bounded.generate("x" * 400, SHORT)
 
 
@@ -329,8 +396,9 @@ def test_a_closed_engine_says_so():
     stream = engine.stream("Hello", GenerationConfig(max_tokens=900))
     engine.close()
     assert stream.result().finish_reason == "cancelled"
-    with pytest.raises(DFlashError, match="closed"):
-        engine.generate("Hello", SHORT)
+    for use in (lambda: engine.generate("Hello", SHORT), lambda: engine.loaded):
+        with pytest.raises(DFlashError, match="closed"):
+            use()
 
 
 def test_statistics_of_a_request_are_consistent(engine):

@@ -7,7 +7,8 @@ import threading
 import pytest
 
 from dflash_mlx.errors import DFlashError
-from dflash_mlx.worker import Feed, Worker
+from dflash_mlx.feed import Feed
+from dflash_mlx.worker import Worker
 
 
 def test_jobs_run_in_order_on_one_thread():

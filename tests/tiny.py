@@ -97,6 +97,7 @@ class ScriptedDraft:
     ) -> None:
         self.taps = taps
         self.block_size = block_size
+        self.row_bytes = 0
         self.seen: list[mx.array] = []
         self._tokens = list(tokens)
         self._script = _held(script)

@@ -8,7 +8,7 @@ W - 1 context rows, which is all that any later block row can see.
 import mlx.core as mx
 import numpy as np
 
-_STEP = 256
+from dflash_mlx.cache.full import STEP
 
 
 class ContextLayer:
@@ -67,7 +67,7 @@ class ContextLayer:
 def _moved(buffer: mx.array | None, rows: mx.array, start: int, end: int) -> mx.array:
     """Return a buffer with rows start..end of `buffer` in front and room for `rows` and more."""
     _, heads, n_rows, dim = rows.shape
-    room = mx.zeros((1, heads, (n_rows // _STEP + 1) * _STEP, dim), rows.dtype)
+    room = mx.zeros((1, heads, (n_rows // STEP + 1) * STEP, dim), rows.dtype)
     if buffer is None:
         return room
     return mx.concatenate([buffer[..., start:end, :], room], axis=2)

@@ -12,7 +12,8 @@ from mlx_lm.models.base import create_causal_mask
 
 from dflash_mlx.cache.base import Mask, Place
 
-_STEP = 256
+STEP = 256
+"""Rows by which growing caches grow."""
 
 
 class FullCache:
@@ -98,7 +99,7 @@ def _with_room(buffer: mx.array | None, rows: mx.array, start: int, end: int) ->
     if buffer is not None and end <= buffer.shape[2]:
         return buffer
     _, heads, n_rows, dim = rows.shape
-    room = mx.zeros((1, heads, -(-n_rows // _STEP) * _STEP, dim), rows.dtype)
+    room = mx.zeros((1, heads, -(-n_rows // STEP) * STEP, dim), rows.dtype)
     if buffer is None:
         return room
     return mx.concatenate([buffer[..., :start, :], room], axis=2)

@@ -94,8 +94,8 @@ class Talk:
         elif name == "/stats":
             for line in stats_lines(self._current.results, self._terminal):
                 self._terminal.say(line)
-        elif name == "/save" and len(words) == 1:
-            path = Path(words[0]).expanduser()
+        elif name == "/save" and words:
+            path = Path(rest.strip()).expanduser()
             pair = self._current
             save_transcript(path, pair.session.messages, pair.engine.loaded.model_name)
             self._terminal.say(f"saved to {path}")
@@ -135,10 +135,14 @@ class Talk:
         try:
             self._pair = self._open(model, draft)
         except DFlashError as error:
-            self._terminal.say(f"{error}. Loading {self._names[0]} again")
-            self._pair = self._open(*self._names)
+            failed = str(error)  # the error itself would keep what was loaded in memory
         else:
             self._names = (model, draft)
+            return
+        self._terminal.say(
+            f"{failed}. Loading {self._names[0]} again; the conversation begins anew"
+        )
+        self._pair = self._open(*self._names)
 
     def _open(self, model: str, draft: str) -> _Pair:
         engine = open_pair(model, draft, self._terminal)

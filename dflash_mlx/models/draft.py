@@ -143,6 +143,14 @@ class BoundDraft:
         # rows by which one side pads its vocabulary beyond the other's are no tokens
         self._n_ids = min(model.config.vocab_size, target.shape.vocab_size)
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that one committed token adds to the context cache; windows do not grow."""
+        config = self.model.config
+        growing = [i for i in range(config.num_hidden_layers) if config.context_rows(i) is None]
+        width = 2 * config.num_key_value_heads * config.head_dim
+        return len(growing) * width * int(self.model.norm.weight.dtype.size)
+
     def make_context(self) -> ContextCache:
         """Return an empty context cache."""
         config = self.model.config

@@ -102,6 +102,10 @@ class Draft(Protocol):
     def block_size(self) -> int:
         """Rows of a block the draft was trained for, anchor included."""
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that one committed token adds to the context cache."""
+
     def make_context(self) -> ContextCache:
         """Return an empty context cache."""
 

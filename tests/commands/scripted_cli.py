@@ -14,7 +14,8 @@ from types import ModuleType, SimpleNamespace
 from dflash_mlx.answer import Chunk, Stream
 from dflash_mlx.commands import main
 from dflash_mlx.config import GenerationConfig, SamplingConfig
-from dflash_mlx.worker import Feed, Worker
+from dflash_mlx.feed import Feed
+from dflash_mlx.worker import Worker
 from tests.commands.results import RESULT
 
 MINUTE = 60
