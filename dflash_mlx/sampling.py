@@ -51,9 +51,7 @@ def row_key(seed: int, position: int, stream: Stream = Stream.TARGET) -> mx.arra
     return mx.array([(seed + 0x9E3779B9 * stream) % 2**32, position], dtype=mx.uint32)
 
 
-def draw(
-    scores: mx.array, seed: int, position: int, stream: Stream = Stream.TARGET
-) -> mx.array:
+def draw(scores: mx.array, seed: int, position: int, stream: Stream = Stream.TARGET) -> mx.array:
     """Return one token per row of `scores` [R, V], row i with the key of `position` + i."""
     rows = [
         mx.random.categorical(scores[row], key=row_key(seed, position + row, stream))
