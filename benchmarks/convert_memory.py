@@ -66,16 +66,18 @@ def compare(
         plan.append((f"{OURS} --verify", [*ours, "--bits", "4"]))
     rows = []
     for name, command in plan:
-        seconds, peak = run(command)
+        seconds, busy, peak = run(command)
         written = sum(path.stat().st_size for path in out.glob("*.safetensors"))
-        rows.append({"size": size, "converter": name, "s": seconds, "peak": peak, "out": written})
-        print(f"  {name:20} {seconds:7.1f} s {peak / 1e6:7.0f} MB peak", flush=True)
+        row = {"size": size, "converter": name, "s": seconds, "cpu_s": busy}
+        rows.append({**row, "peak": peak, "out": written})
+        shown = f"{seconds:7.1f} s, {busy:6.1f} s of CPU, {peak / 1e6:6.0f} MB peak"
+        print(f"  {name:20} {shown}", flush=True)
         shutil.rmtree(out)
     return rows
 
 
-def run(command: list[str]) -> tuple[float, int]:
-    """Run a command and return its seconds and its peak resident bytes."""
+def run(command: list[str]) -> tuple[float, float, int]:
+    """Run a command and return its seconds, those of its CPU time, and its peak resident bytes."""
     begun = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     assert process.stderr
@@ -85,18 +87,20 @@ def run(command: list[str]) -> tuple[float, int]:
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{complaint.decode()}")
     unit = 1 if sys.platform == "darwin" else 1024
-    return time.perf_counter() - begun, usage.ru_maxrss * unit
+    busy = usage.ru_utime + usage.ru_stime
+    return time.perf_counter() - begun, busy, usage.ru_maxrss * unit
 
 
 def report(rows: list[dict[str, object]]) -> None:
     """Print medians as a table for people, and all runs as one line for machines."""
-    print("\n| checkpoint | converter | wall time, median (s) | peak resident (MB) |")
-    print("|---|---|---|---|")
+    print("\n| checkpoint | converter | wall, median (s) | CPU, median (s) | peak resident (MB) |")
+    print("|---|---|---|---|---|")
     for key in dict.fromkeys((row["size"], row["converter"]) for row in rows):
         runs = [row for row in rows if (row["size"], row["converter"]) == key]
         seconds = statistics.median(float(str(row["s"])) for row in runs)
         peak = max(int(str(row["peak"])) for row in runs)
-        print(f"| {key[0]} GB | {key[1]} | {seconds:.1f} | {peak / 1e6:.0f} |")
+        busy = statistics.median(float(str(row["cpu_s"])) for row in runs)
+        print(f"| {key[0]} GB | {key[1]} | {seconds:.1f} | {busy:.1f} | {peak / 1e6:.0f} |")
     print(json.dumps(rows))
 
 

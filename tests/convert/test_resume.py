@@ -167,6 +167,8 @@ def test_output_inside_its_source_is_refused(tmp_path):
     source = draft_folder(tmp_path / "source")
     with pytest.raises(BadRequest, match="inside its source"):
         run(source, source / "mlx")
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(BadRequest, match="its own source"):
         run(source, tmp_path, force=True)
     assert sorted(path.name for path in source.iterdir()) == ["config.json", "model.safetensors"]
