@@ -1,0 +1,1 @@
+"""Is DFlash worth it on this machine? Measured through the path that chat uses."""

@@ -1,0 +1,142 @@
+"""The order of a benchmark: parity first, then the arms in turn, and what was measured kept.
+
+Arms are interleaved prompt by prompt and change their order from repeat to repeat, so a machine
+that warms up or is busy hits them alike.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+from dflash_mlx.bench.arms import AUTO, PLAIN, Answer, Arm, DFlashArm, PlainArm, prompt_ids
+from dflash_mlx.bench.parity import Parity, compare
+from dflash_mlx.bench.suites import LONG, Prompt, long_document
+from dflash_mlx.engine import Engine
+from dflash_mlx.errors import BadRequest
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """What to measure. `blocks` are fixed blocks besides auto; `contexts` are prompt tokens.
+
+    A prompt of another length than its own is a long document of about so many tokens.
+    """
+
+    n_tokens: int = 256
+    repeats: int = 3
+    blocks: tuple[int, ...] = ()
+    contexts: tuple[int, ...] = ()
+    cool_down_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("n_tokens", "repeats"):
+            if getattr(self, name) < 1:
+                raise BadRequest(f"{name} is {getattr(self, name)}; it needs a whole number > 0")
+        if self.cool_down_s < 0:
+            raise BadRequest(f"cool_down_s is {self.cool_down_s}; it needs seconds >= 0")
+        if any(context < 1 for context in self.contexts):
+            raise BadRequest("contexts need whole numbers > 0")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One answer of one arm to one prompt."""
+
+    arm: str
+    prompt: int
+    kind: str
+    repeat: int
+    answer: Answer
+
+
+@dataclass
+class Measured:
+    """Everything seen so far; an interrupted run keeps it."""
+
+    prompts: list[Prompt]
+    parity: dict[tuple[str, int], Parity] = field(default_factory=dict)
+    texts: dict[int, str] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
+    complete: bool = False
+
+
+Progress = Callable[[str], None]
+
+
+def run(
+    engine: Engine, prompts: Sequence[Prompt], config: BenchConfig, progress: Progress
+) -> Measured:
+    """Return what was measured; on an interrupt, what was measured until then.
+
+    Raises:
+        BadRequest: there are no prompts, no draft, or a block that the draft does not have.
+    """
+    work = [*prompts, *(_filled(engine, context) for context in config.contexts)]
+    if not work:
+        raise BadRequest("there are no prompts to measure with; name a kind or a file")
+    if engine.loaded.pair.draft is None:
+        raise BadRequest("this pair has no draft, so there is nothing to compare; see --draft")
+    arms = arms_of(engine, config)
+    measured = Measured(work)
+    try:
+        for index, arm in product(range(len(work)), arms):
+            progress(f"comparing texts: prompt {index + 1} of {len(work)}, {arm.name}")
+            _check(engine, measured, index, arm, config.n_tokens)
+        for repeat, index, arm in _turns(config.repeats, len(work), arms):
+            progress(f"repeat {repeat + 1} of {config.repeats}, prompt {index + 1}, {arm.name}")
+            time.sleep(config.cool_down_s)
+            answer = arm.answer(engine, work[index], config.n_tokens)
+            kind = work[index].kind
+            measured.samples.append(Sample(arm.name, index, kind, repeat, answer))
+        measured.complete = True
+    except KeyboardInterrupt:
+        progress("interrupted; keeping what was measured")
+    return measured
+
+
+def arms_of(engine: Engine, config: BenchConfig) -> list[Arm]:
+    """Return plain decoding, auto, and the fixed blocks asked for.
+
+    Raises:
+        BadRequest: the draft has no such block.
+    """
+    draft = engine.loaded.pair.draft
+    assert draft is not None
+    for block in config.blocks:
+        if not 1 <= block <= draft.block_size:
+            raise BadRequest(f"block is {block}; this draft needs 1 to {draft.block_size}")
+    return [PlainArm(PLAIN), DFlashArm(), *(DFlashArm(block) for block in config.blocks)]
+
+
+def _check(engine: Engine, measured: Measured, index: int, arm: Arm, n_tokens: int) -> None:
+    """Let an arm answer once, untimed: a warm-up, and the text to compare."""
+    prompt = measured.prompts[index]
+    answer = arm.answer(engine, prompt, n_tokens)
+    if arm.name == PLAIN:
+        measured.texts[index] = engine.loaded.tokenizer.decode(answer.tokens)
+        measured.parity[PLAIN, index] = Parity("equal")
+        measured.samples.append(Sample(PLAIN, index, prompt.kind, -1, answer))
+        return
+    plain = next(s.answer for s in measured.samples if (s.prompt, s.repeat) == (index, -1))
+    measured.parity[arm.name, index] = compare(
+        engine, prompt_ids(engine, prompt), plain.tokens, answer.tokens
+    )
+
+
+def _turns(repeats: int, n_prompts: int, arms: Sequence[Arm]) -> Iterator[tuple[int, int, Arm]]:
+    """Yield repeat, prompt and arm; every arm begins equally often."""
+    for repeat, index in product(range(repeats), range(n_prompts)):
+        shift = (repeat + index) % len(arms)
+        for arm in (*arms[shift:], *arms[:shift]):
+            yield repeat, index, arm
+
+
+def _filled(engine: Engine, n_tokens: int) -> Prompt:
+    """Return a long document of about `n_tokens` tokens, the shortest that reaches them."""
+    one, two = (len(prompt_ids(engine, long_document(count))) for count in (1, 2))
+    count = max(1, 1 + -(-(n_tokens - one) // max(two - one, 1)))
+    return Prompt(f"{LONG}, {n_tokens} tokens", long_document(count).text)
+
+
+__all__ = ["AUTO", "PLAIN", "BenchConfig", "Measured", "Sample", "arms_of", "run"]

@@ -1,0 +1,287 @@
+"""From samples to figures: medians with their spread, per kind and arm, and a verdict.
+
+An arm's figure on a prompt counts only if its text is the target's own. Speeds are tokens per
+second of decoding; a ratio compares an arm with plain decoding on the same prompt and repeat.
+"""
+
+import platform
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from statistics import median
+from typing import Any
+
+from dflash_mlx import __version__
+from dflash_mlx.bench.arms import AUTO, PLAIN, Answer
+from dflash_mlx.bench.forwards import Forward
+from dflash_mlx.bench.run import BenchConfig, Measured, Sample
+from dflash_mlx.engine import Engine
+from dflash_mlx.learning import place_of
+from dflash_mlx.stats import Stats
+
+_WORTH = 1.03
+"""Speed beyond plain decoding's that makes drafting worth its memory."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median and the middle half around it."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What one arm reached on one kind of prompt (or on "all").
+
+    `of_plain` is its speed in plain decoding's. Times are per round, in seconds: `draft_s` and
+    `verify_s` are the bare forwards, `overhead_s` is the rest of the round. `of_bound` is the
+    share of tokens_per_round / (v + d), v and d being the forwards in plain steps.
+    """
+
+    arm: str
+    kind: str
+    speed: Spread
+    of_plain: Spread | None
+    tokens_per_round: float | None
+    acceptance: float | None
+    by_position: tuple[float, ...]
+    lengths: Mapping[int, int]
+    draft_s: float | None = None
+    verify_s: float | None = None
+    overhead_s: float | None = None
+    of_bound: float | None = None
+    curve: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """A benchmark as it is written down. `machine` and `pair` are facts to compare runs by."""
+
+    made: str
+    machine: Mapping[str, Any]
+    pair: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    complete: bool
+    parity: tuple[Mapping[str, Any], ...]
+    figures: tuple[Figure, ...]
+    forwards: tuple[Forward, ...]
+    read_bytes_per_s: float | None
+    memory_bytes_per_s: float | None
+    peak_memory_bytes: int
+    thermal: str | None
+    texts: Mapping[str, str] = field(default_factory=dict)
+    verdict: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def exact(self) -> bool:
+        """Whether every text was the target's own, near-ties apart."""
+        return all(row["verdict"] != "different" for row in self.parity)
+
+    def as_values(self) -> dict[str, Any]:
+        """Return plain values, ready for JSON."""
+        return asdict(self)
+
+
+def summarise(
+    engine: Engine,
+    measured: Measured,
+    config: BenchConfig,
+    bare: Sequence[Forward],
+    memory_bytes_per_s: float | None,
+    thermal: str | None,
+) -> Report:
+    """Return the report of a run."""
+    place = place_of(engine.loaded)
+    step_s = next((forward.verify_s for forward in bare if forward.n_rows == 1), None)
+    figures = tuple(_figures(measured, {forward.n_rows: forward for forward in bare}))
+    target_bytes = int(place.quantization.split()[0])
+    peak = max((sample.answer.peak_memory_bytes for sample in measured.samples), default=0)
+    return Report(
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        machine={
+            "chip": place.chip,
+            "device": place.device,
+            "blas": place.blas,
+            "system": f"{platform.system()} {platform.release()}",
+            "python": platform.python_version(),
+            "mlx": version("mlx"),
+            "mlx_lm": version("mlx-lm"),
+            "dflash_mlx": __version__,
+        },
+        pair={"model": place.model, "draft": place.draft, "weights": place.quantization},
+        settings=asdict(config),
+        complete=measured.complete,
+        parity=tuple(
+            {"arm": arm, "prompt": prompt, "kind": measured.prompts[prompt].kind, **asdict(found)}
+            for (arm, prompt), found in measured.parity.items()
+            if arm != PLAIN
+        ),
+        figures=figures,
+        forwards=tuple(bare),
+        read_bytes_per_s=target_bytes / step_s if step_s else None,
+        memory_bytes_per_s=memory_bytes_per_s,
+        peak_memory_bytes=peak,
+        thermal=thermal,
+        texts={
+            f"{index + 1} {measured.prompts[index].kind}": text
+            for index, text in measured.texts.items()
+        },
+        verdict=verdict(figures),
+    )
+
+
+def verdict(figures: Sequence[Figure]) -> dict[str, Any]:
+    """Return on or off for this machine, the setting to use, and why, as a sentence."""
+    whole = {figure.arm: figure for figure in figures if figure.kind == "all" and figure.of_plain}
+    if not whole:
+        return {"on": None, "setting": None, "why": "nothing could be compared"}
+    best = max(whole.values(), key=lambda figure: _ratio(figure))
+    auto = whole.get(AUTO)
+    if auto and _ratio(auto) >= _ratio(best) * 0.97:
+        best = auto
+    on = _ratio(best) >= _WORTH
+    setting = best.arm if on else "--draft none"
+    kinds = [
+        f"{figure.kind} {_ratio(figure):.2f}x"
+        for figure in figures
+        if figure.arm == best.arm and figure.kind != "all" and figure.of_plain
+    ]
+    word = f"{best.arm} decodes at {_ratio(best):.2f} times plain speed ({', '.join(kinds)})"
+    if on:
+        why = f"{word}; use it"
+    elif auto and _ratio(auto) >= 0.97:
+        why = f"{word}: not worth the draft's memory here, though auto costs nothing"
+    else:
+        why = f"{word}; plain decoding is the better choice here"
+    return {"on": on, "setting": setting, "why": why}
+
+
+def _ratio(figure: Figure) -> float:
+    return figure.of_plain.median if figure.of_plain else 0.0
+
+
+def _figures(measured: Measured, bare: Mapping[int, Forward]) -> Iterator[Figure]:
+    timed = [sample for sample in measured.samples if sample.repeat >= 0]
+    good = [s for s in timed if _exact(measured, s)]
+    plain = {(s.prompt, s.repeat): s.answer for s in good if s.arm == PLAIN}
+    arms = list(dict.fromkeys(sample.arm for sample in good))
+    kinds = list(dict.fromkeys(sample.kind for sample in good))
+    for arm in arms:
+        for kind in [*kinds, "all"]:
+            samples = [s for s in good if s.arm == arm and kind in (s.kind, "all")]
+            if samples:
+                yield _figure(arm, kind, samples, plain, bare)
+
+
+def _exact(measured: Measured, sample: Sample) -> bool:
+    found = measured.parity.get((sample.arm, sample.prompt))
+    return found is not None and found.verdict != "different"
+
+
+def _figure(
+    arm: str,
+    kind: str,
+    samples: Sequence[Sample],
+    plain: Mapping[tuple[int, int], Answer],
+    bare: Mapping[int, Forward],
+) -> Figure:
+    answers = [sample.answer for sample in samples]
+    stats = [answer.stats for answer in answers if answer.stats is not None]
+    ratios = [
+        sample.answer.speed / plain[sample.prompt, sample.repeat].speed
+        for sample in samples
+        if (sample.prompt, sample.repeat) in plain
+    ]
+    rounds = sum(each.rounds for each in stats)
+    drafted = sum(each.drafted for each in stats)
+    per_round = sum(len(answer.tokens) for answer in answers) / rounds if rounds else None
+    figure = Figure(
+        arm=arm,
+        kind=kind,
+        speed=spread([answer.speed for answer in answers]),
+        of_plain=spread(ratios) if ratios else None,
+        tokens_per_round=per_round,
+        acceptance=sum(each.accepted for each in stats) / drafted if drafted else None,
+        by_position=_by_position(stats),
+        lengths=dict(
+            sorted(sum((Counter(each.accepted_lengths) for each in stats), Counter()).items())
+        ),
+        curve=_along(answers),
+    )
+    return _with_parts(figure, stats, bare)
+
+
+def _with_parts(figure: Figure, stats: Sequence[Stats], bare: Mapping[int, Forward]) -> Figure:
+    """Split the rounds of a fixed block into the bare forwards and the rest."""
+    width = int(figure.arm.split()[1]) if figure.arm.startswith("block ") else 0
+    if width not in bare or 1 not in bare or not stats or figure.tokens_per_round is None:
+        return figure
+    forward, step_s = bare[width], bare[1].verify_s
+    round_s = sum(each.decode_s for each in stats) / sum(each.rounds for each in stats)
+    parts_s = forward.verify_s + forward.draft_s
+    bound = figure.tokens_per_round / (parts_s / step_s)
+    reached = figure.of_plain.median if figure.of_plain else None
+    return replace(
+        figure,
+        draft_s=forward.draft_s,
+        verify_s=forward.verify_s,
+        overhead_s=round_s - parts_s,
+        of_bound=reached / bound if reached else None,
+    )
+
+
+def _by_position(stats: Sequence[Stats]) -> tuple[float, ...]:
+    """Return the share of rounds that accepted each draft token, rounds weighing alike."""
+    longest = max((len(each.accepted_by_position) for each in stats), default=0)
+    shares = []
+    for position in range(longest):
+        having = [each for each in stats if len(each.accepted_by_position) > position]
+        weight = sum(each.rounds for each in having)
+        total = sum(each.accepted_by_position[position] * each.rounds for each in having)
+        shares.append(total / weight if weight else 0.0)
+    return tuple(shares)
+
+
+def _along(answers: Sequence[Answer], n_points: int = 24) -> tuple[tuple[int, float], ...]:
+    """Return the median speed along the answer: (tokens so far, tokens per second there)."""
+    longest = max(len(answer.tokens) for answer in answers)
+    step = max(longest // n_points, 8)
+    points = []
+    for end in range(step, longest + 1, step):
+        speeds = [
+            step / (_when(answer, end) - _when(answer, end - step))
+            for answer in answers
+            if len(answer.tokens) >= end and _when(answer, end) > _when(answer, end - step)
+        ]
+        if speeds:
+            points.append((end, median(speeds)))
+    return tuple(points)
+
+
+def _when(answer: Answer, n_tokens: int) -> float:
+    """Return the seconds at which an answer had `n_tokens`, between marks on a line."""
+    before = (0, 0.0)
+    for mark in answer.marks:
+        if mark[0] >= n_tokens:
+            share = (n_tokens - before[0]) / (mark[0] - before[0])
+            return before[1] + share * (mark[1] - before[1])
+        before = mark
+    return before[1]
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Return median and quartiles of at least one value."""
+    ordered = sorted(values)
+    last = len(ordered) - 1
+    return Spread(
+        median=median(ordered),
+        low=ordered[round(last * 0.25)],
+        high=ordered[round(last * 0.75)],
+        count=len(ordered),
+    )

@@ -1,0 +1,32 @@
+"""How warm the machine says it is, where it says so."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+_ZONES = Path("/sys/class/thermal")
+
+
+def thermal_state() -> str | None:
+    """Return the machine's own word on its temperature; None where it has none."""
+    if sys.platform == "darwin":
+        return _macos()
+    found = []
+    for file in sorted(_ZONES.glob("thermal_zone*/temp")):
+        try:
+            found.append(int(file.read_text()) / 1000)
+        except (OSError, ValueError):
+            continue
+    return f"{max(found):.0f} degrees Celsius" if found else None
+
+
+def _macos() -> str | None:
+    """Return what `pmset` says of limits, which need no rights to read."""
+    try:
+        said = subprocess.run(
+            ["pmset", "-g", "therm"], capture_output=True, text=True, timeout=5, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    lines = [line.strip() for line in said.stdout.splitlines() if line.strip()]
+    return "; ".join(lines) or None

@@ -1,0 +1,178 @@
+"""`dflash-mlx bench`: is DFlash worth it on this machine, and with which setting?"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dflash_mlx.blas import choose_blas
+from dflash_mlx.commands.opening import open_pair
+from dflash_mlx.commands.options import blas_choice
+from dflash_mlx.commands.terminal import Terminal
+from dflash_mlx.errors import BadRequest
+
+if TYPE_CHECKING:
+    from dflash_mlx.bench.run import BenchConfig
+    from dflash_mlx.bench.suites import Prompt
+    from dflash_mlx.bench.summary import Report
+    from dflash_mlx.engine import Engine
+
+
+def bench(
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="The pair to measure, named as for chat.")
+    ] = "smollm2-135m",
+    draft: Annotated[str, typer.Option(help="auto, or a name.")] = "auto",
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KIND",
+            help="code, arithmetic, chat, translation or structured; repeatable. [default: all]",
+        ),
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="gsm8k, humaneval, mbpp, mt-bench, math-500, or a .jsonl file; repeatable.",
+        ),
+    ] = None,
+    prompts: Annotated[int, typer.Option(help="Prompts of each kind or data set.")] = 2,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of an answer.")] = 256,
+    repeats: Annotated[int, typer.Option(help="Timed answers of each arm to each prompt.")] = 3,
+    blocks: Annotated[
+        str, typer.Option(metavar="N,N,...", help="Fixed blocks to measure besides auto.")
+    ] = "",
+    contexts: Annotated[
+        str, typer.Option(metavar="N,N,...", help="Long documents of so many tokens, besides.")
+    ] = "",
+    cool_down: Annotated[float, typer.Option(help="Seconds to rest before each answer.")] = 0.0,
+    html: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the report as a page.")
+    ] = None,
+    compare: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Set an earlier --json beside this run.")
+    ] = None,
+    blas: Annotated[str, typer.Option(help="auto, bundled or openblas (Linux).")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Compare DFlash with plain mlx-lm decoding of the same arrays, texts first.
+
+    The exit code is 1 where a text is not the target's own.
+    """
+    choose_blas(blas_choice(blas))
+    from dflash_mlx.bench.run import BenchConfig
+
+    config = BenchConfig(
+        n_tokens=max_tokens,
+        repeats=repeats,
+        blocks=numbers("--blocks", blocks),
+        contexts=numbers("--contexts", contexts),
+        cool_down_s=cool_down,
+    )
+    work = _prompts(kind, data, prompts, config)
+    before = _earlier(compare) if compare else None
+    page = _writable(html) if html else None
+    terminal = Terminal()
+    with open_pair(model, draft, terminal) as engine:
+        report = _measure(engine, work, config, terminal)
+    _show(report, before, as_json)
+    if page is not None:
+        from dflash_mlx.bench.page import page as as_page
+
+        page.write_text(as_page(report), encoding="utf-8")
+        terminal.say(f"wrote {page}", dim=True)
+    if not report.exact:
+        raise typer.Exit(1)
+
+
+def numbers(option: str, text: str) -> tuple[int, ...]:
+    """Return the numbers of a list such as 2,4,8.
+
+    Raises:
+        BadRequest: it is no such list.
+    """
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError as error:
+        raise BadRequest(f"{option} is {text!r}; it needs numbers such as 2,4,8") from error
+
+
+def _prompts(
+    kinds: Sequence[str] | None, data: Sequence[str] | None, count: int, config: "BenchConfig"
+) -> list["Prompt"]:
+    from dflash_mlx.bench.suites import KINDS, bundled, data_set
+
+    if count < 0:
+        raise BadRequest(f"--prompts is {count}; it needs a whole number >= 0")
+    found = [prompt for name in data or () for prompt in data_set(name, count)]
+    if kinds or not data:
+        found = [*bundled(kinds or KINDS, count), *found]
+    if not found and not config.contexts:
+        raise BadRequest("there are no prompts to measure with; see --prompts, --kind and --data")
+    return found
+
+
+def _measure(
+    engine: "Engine", work: Sequence["Prompt"], config: "BenchConfig", terminal: Terminal
+) -> "Report":
+    from dflash_mlx.bench.arms import prompt_ids
+    from dflash_mlx.bench.forwards import forwards, memory_speed
+    from dflash_mlx.bench.run import run
+    from dflash_mlx.bench.summary import summarise
+    from dflash_mlx.bench.thermal import thermal_state
+
+    measured = run(engine, work, config, terminal.show)
+    bare, speed = [], None
+    if measured.complete:
+        terminal.show("timing the bare forwards")
+        ids = prompt_ids(engine, measured.prompts[0])
+        bare = forwards(engine, ids, [1, *config.blocks])
+        speed = memory_speed(engine)
+    return summarise(engine, measured, config, bare, speed, thermal_state())
+
+
+def _show(report: "Report", before: dict[str, Any] | None, as_json: bool) -> None:
+    from dflash_mlx.bench.report import lines, side_by_side
+
+    if as_json:
+        typer.echo(json.dumps(report.as_values(), ensure_ascii=False))
+        return
+    for line in lines(report):
+        typer.echo(line)
+    if before is not None:
+        typer.echo("")
+        try:
+            for line in side_by_side(before, report):
+                typer.echo(line)
+        except (KeyError, TypeError) as error:
+            raise BadRequest(f"--compare names a file that is no report ({error})") from error
+
+
+def _earlier(name: str) -> dict[str, Any]:
+    """Return an earlier report.
+
+    Raises:
+        BadRequest: the file cannot be read as one.
+    """
+    try:
+        values = json.loads(Path(name).expanduser().read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadRequest(f"{name} cannot be read ({error}); --compare needs a --json") from error
+    if not isinstance(values, dict) or "figures" not in values:
+        raise BadRequest(f"{name} is no report of this program; --compare needs a --json of it")
+    return values
+
+
+def _writable(name: str) -> Path:
+    """Return the path of the page to write, refused before an hour of measuring if it cannot be.
+
+    Raises:
+        BadRequest: its folder is not there.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir() or not path.parent.is_dir():
+        raise BadRequest(f"{name} cannot be written; --html needs a file in a folder that exists")
+    return path

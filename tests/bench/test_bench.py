@@ -1,0 +1,254 @@
+"""The benchmark: parity before figures, the path that chat uses, and what a bad run keeps."""
+
+import json
+from html.parser import HTMLParser
+
+import pytest
+
+from dflash_mlx.bench.arms import AUTO, PLAIN, Answer, DFlashArm, PlainArm, prompt_ids
+from dflash_mlx.bench.forwards import Forward, forwards
+from dflash_mlx.bench.page import page
+from dflash_mlx.bench.parity import Parity, compare
+from dflash_mlx.bench.report import lines, side_by_side
+from dflash_mlx.bench.run import BenchConfig, Measured, Sample, run
+from dflash_mlx.bench.suites import KINDS, Prompt, bundled, data_set, long_document
+from dflash_mlx.bench.summary import spread, summarise, verdict
+from dflash_mlx.costs import CostCurve
+from dflash_mlx.decode import Pair
+from dflash_mlx.engine import Engine
+from dflash_mlx.errors import BadRequest
+from dflash_mlx.tuning import Tuning
+from dflash_mlx.worker import Worker
+from tests.tiny import loaded_pair, random_draft
+
+PROMPTS = [Prompt("code", "def f():"), Prompt("chat", "Hello")]
+CURVE = CostCurve((1, 8), (0,), ((0.01, 0.02),))
+
+
+@pytest.fixture(scope="module")
+def engine(target):
+    """A tiny pair behind the real engine, session and thread."""
+    worker = Worker("bench test")
+    loaded = loaded_pair(Pair(target, random_draft(target)), tuning=Tuning(CURVE, 8))
+    yield Engine(loaded, worker)
+    worker.close()
+
+
+@pytest.fixture(scope="module")
+def report(engine):
+    """A small benchmark with fixed blocks and a long document, summarised."""
+    config = BenchConfig(n_tokens=12, repeats=2, blocks=(2, 4), contexts=(700,))
+    measured = run(engine, PROMPTS, config, lambda text: None)
+    bare = forwards(engine, prompt_ids(engine, PROMPTS[0]), [1, 2, 4])
+    return summarise(engine, measured, config, bare, 1e9, "40 degrees Celsius")
+
+
+def test_both_arms_read_the_same_prompt_and_write_the_same_text(engine):
+    """A benchmark that renders another prompt than chat measures another model."""
+    plain = PlainArm().answer(engine, PROMPTS[0], 12)
+    ours = DFlashArm(4).answer(engine, PROMPTS[0], 12)
+    assert plain.tokens == ours.tokens and plain.prompt_tokens == ours.prompt_tokens
+    assert compare(engine, prompt_ids(engine, PROMPTS[0]), plain.tokens, ours.tokens) == Parity(
+        "equal"
+    )
+    assert ours.marks[-1][0] == 12 and ours.marks[-1][1] <= ours.seconds
+
+
+def test_texts_that_part_are_classed_by_the_targets_own_margin(engine):
+    """A near-tie is no bug and a bug is no near-tie; a benchmark of a peer told neither."""
+    ids = prompt_ids(engine, PROMPTS[0])
+    plain = PlainArm().answer(engine, PROMPTS[0], 8).tokens
+    other = (*plain[:5], (plain[5] + 1) % 256, *plain[6:])
+    found = compare(engine, ids, plain, other)
+    assert found.at == 5 and found.margin > 0
+    assert found.verdict == ("near-tie" if found.margin <= 1e-3 else "different")
+    assert compare(engine, ids, plain, plain[:6]).verdict == "different"
+
+
+def test_a_text_that_is_not_the_targets_own_gets_no_figure(engine):
+    """A broken verifier made drafts look better than they were, and the figures were published."""
+    answer = PlainArm().answer(engine, PROMPTS[0], 8)
+    measured = Measured([PROMPTS[0]])
+    measured.parity = {(PLAIN, 0): Parity("equal"), ("block 4", 0): Parity("different", 3, 1.0)}
+    measured.samples = [
+        Sample(PLAIN, 0, "code", 0, answer),
+        Sample("block 4", 0, "code", 0, answer),
+    ]
+    report = summarise(engine, measured, BenchConfig(), [], None, None)
+    assert {figure.arm for figure in report.figures} == {PLAIN}
+    assert not report.exact
+
+
+def test_report_has_every_arm_on_every_kind(report):
+    """An average over kinds hides that prose loses what code wins."""
+    kinds = {"code", "chat", "all"} | {f.kind for f in report.figures if "long" in f.kind}
+    assert len(kinds) == 4
+    assert {(figure.arm, figure.kind) for figure in report.figures} == {
+        (arm, kind) for arm in (PLAIN, AUTO, "block 2", "block 4") for kind in kinds
+    }
+    block = next(f for f in report.figures if (f.arm, f.kind) == ("block 4", "all"))
+    assert block.speed.count == 6
+    assert sum(block.lengths.values()) > 0
+    assert block.draft_s > 0 and block.verify_s > 0 and block.of_bound > 0
+    assert all(0 <= share <= 1 for share in block.by_position)
+
+
+def test_report_is_plain_json(report):
+    """A report that only Python reads cannot be compared by anything else."""
+    values = json.loads(json.dumps(report.as_values()))
+    assert values["complete"] and values["parity"] and values["verdict"]["why"]
+
+
+def test_two_runs_can_be_set_side_by_side(report):
+    """A change that slows one kind down must show."""
+    before = json.loads(json.dumps(report.as_values()))
+    shown = list(side_by_side(before, report))
+    assert len(shown) == 3 + len(report.figures)
+    assert all("+0.0%" in line for line in shown[3:])
+
+
+class _Page(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.open, self.figures, self.loads = [], 0, []
+
+    def handle_starttag(self, tag, attrs):
+        if tag != "meta":
+            self.open.append(tag)
+        self.figures += tag == "svg"
+        self.loads += [value for name, value in attrs if name in ("src", "href")]
+
+    def handle_startendtag(self, tag, attrs):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_page_is_whole_and_needs_nothing_else(report):
+    """A page with a script from elsewhere shows nothing on a machine without a network."""
+    parsed = _Page()
+    parsed.feed(page(report))
+    assert parsed.open == [] and parsed.loads == []
+    assert parsed.figures == 5
+
+
+def test_page_shows_what_a_model_wrote_without_obeying_it(engine):
+    """Text of a model is text, whatever tags it holds."""
+    measured = Measured([PROMPTS[0]], texts={0: "<script>alert(1)</script>"})
+    shown = page(summarise(engine, measured, BenchConfig(), [], None, None))
+    assert "<script>" not in shown and "&lt;script&gt;" in shown
+
+
+def test_an_interrupted_run_keeps_what_it_measured(engine):
+    """An hour of measuring was lost to one Ctrl-C."""
+
+    def progress(text):
+        if text.startswith("repeat 1 of 3, prompt 2"):
+            raise KeyboardInterrupt
+
+    seen = []
+
+    def interrupting(text):
+        seen.append(text)
+        progress(text)
+
+    measured = run(engine, PROMPTS, BenchConfig(n_tokens=4), interrupting)
+    assert not measured.complete
+    report = summarise(engine, measured, BenchConfig(n_tokens=4), [], None, None)
+    assert {figure.kind for figure in report.figures} >= {"code"}
+    assert any("interrupted" in line for line in lines(report))
+
+
+def test_arms_take_turns_in_beginning(engine):
+    """A machine that warms up would favour whoever always goes first."""
+    seen = []
+    run(engine, PROMPTS, BenchConfig(n_tokens=2, repeats=2), seen.append)
+    firsts = [text.split(", ")[-1] for text in seen if text.startswith("repeat")][::2]
+    assert sorted(firsts) == [AUTO, AUTO, PLAIN, PLAIN]
+
+
+def test_verdict_says_off_where_drafting_loses(report):
+    """Half the speed at 88% acceptance: the question was what the point is."""
+    from dataclasses import replace
+
+    slow = [
+        replace(figure, of_plain=spread([0.5 if figure.arm != PLAIN else 1.0]))
+        for figure in report.figures
+    ]
+    found = verdict(slow)
+    assert found["on"] is False and found["setting"] == "--draft none"
+    fast = [replace(figure, of_plain=spread([1.8])) for figure in slow if figure.arm == AUTO]
+    assert verdict([*slow, *fast])["on"] is True
+
+
+@pytest.mark.parametrize(
+    "values", [{"n_tokens": 0}, {"repeats": 0}, {"cool_down_s": -1.0}, {"contexts": (0,)}]
+)
+def test_impossible_settings_are_refused(values):
+    """Zero tokens gave a division by zero after the model was loaded."""
+    with pytest.raises(BadRequest):
+        BenchConfig(**values)
+
+
+def test_what_cannot_be_compared_is_refused(engine, target):
+    """No prompts, a block the draft does not have, no draft at all: said before measuring."""
+    quiet = lambda text: None  # noqa: E731
+    with pytest.raises(BadRequest, match="no prompts"):
+        run(engine, [], BenchConfig(), quiet)
+    with pytest.raises(BadRequest, match="1 to 8"):
+        run(engine, PROMPTS, BenchConfig(blocks=(9,)), quiet)
+    alone = Engine(loaded_pair(Pair(target)), engine.worker)
+    with pytest.raises(BadRequest, match="no draft"):
+        run(alone, PROMPTS, BenchConfig(), quiet)
+
+
+def test_every_kind_has_prompts_of_our_own():
+    """A benchmark that needs the hub measures nothing on a train."""
+    assert {prompt.kind for prompt in bundled(KINDS, 9)} == set(KINDS)
+    with pytest.raises(BadRequest, match="poetry"):
+        bundled(["poetry"], 1)
+
+
+def test_long_documents_grow():
+    """A context sweep with prompts of one length sweeps nothing."""
+    assert len(long_document(10).text) > 8 * len(long_document(1).text)
+
+
+def test_prompts_come_from_files_of_many_shapes(tmp_path):
+    """Everybody's data set has another shape."""
+    shapes = {
+        "a.jsonl": '{"question": "one"}\n\n{"prompt": ["two", "more"]}\n',
+        "b.json": '["one", {"text": "two"}]',
+        "c.txt": "one\n\ntwo\n",
+    }
+    for name, text in shapes.items():
+        (tmp_path / name).write_text(text)
+        found = data_set(str(tmp_path / name), 9)
+        assert [prompt.text for prompt in found] == ["one", "two"], name
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '[{"nothing": 1}]', ""])
+def test_an_unreadable_data_set_is_refused_in_one_line(tmp_path, text):
+    """A traceback of the JSON module explains nothing."""
+    file = tmp_path / "set.json"
+    file.write_text(text)
+    with pytest.raises(BadRequest, match=r"set\.json"):
+        data_set(str(file), 3)
+
+
+def test_an_unknown_data_set_is_refused_with_those_there_are():
+    """A misspelled name should not start a download."""
+    with pytest.raises(BadRequest, match="humaneval"):
+        data_set("human-eval-plus-plus", 3)
+
+
+def test_bare_forwards_of_one_row_draft_nothing(engine):
+    """A plain step with a draft's time in it would flatter every block."""
+    (one,) = forwards(engine, prompt_ids(engine, PROMPTS[0]), [1])
+    assert isinstance(one, Forward) and one.draft_s == 0.0 < one.verify_s
+
+
+def test_speed_is_tokens_of_decoding_over_its_seconds():
+    """Prefill in the figure hides what is measured."""
+    assert Answer((1, 2, 3, 4), 2.0, 9.0, 5, (), 0).speed == 2.0
