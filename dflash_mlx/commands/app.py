@@ -22,6 +22,7 @@ _COMMANDS = {
     "models": "List pairs, and what is on this machine.",
     "doctor": "Check this machine, and whether a pair fits.",
     "convert": "Convert a target or a draft into an MLX folder.",
+    "bench": "Is DFlash worth it on this machine, and with which setting?",
     "simulate": "Try the width controller on recorded costs and invented texts.",
 }
 """Command and its line in the list; each is the function of its name in the module of its name."""
