@@ -1,0 +1,191 @@
+"""Is `auto` ever slower than plain decoding, than the best fixed block, or than other packages?
+
+    python benchmarks/never_slower.py auto --tokens 512 --repeats 5
+    python benchmarks/never_slower.py peers --official peer-a/bin/python --dspark peer-b/bin/python
+
+The embedded pair in float32 on OpenBLAS, greedy, one process an arm, all arms interleaved prompt
+by prompt, each repeat beginning with another arm. `auto` writes on past end tokens, so that every
+answer has its 512 tokens; `peers` stops at them, as the packages do. Texts are compared: a figure
+whose text is another is marked. Medians and the middle half are printed.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from embedded_pair import write_for_peer
+from prompts import PROMPTS
+
+import dflash_mlx
+
+BLOCKS = (2, 3, 4, 5, 6, 8)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=["auto", "peers"])
+    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--prompts", type=int, default=1, help="of each kind")
+    parser.add_argument("--blocks", type=int, nargs="+", default=BLOCKS)
+    parser.add_argument("--official", type=Path, help="python with dflash 0.1.0")
+    parser.add_argument("--dspark", type=Path, help="python with mlx-dspark 0.20.3")
+    parser.add_argument("--json", type=Path, help="write every run here as well")
+    options = parser.parse_args()
+    dflash_mlx.use_openblas()
+    with dflash_mlx.load("smollm2-135m") as engine, tempfile.TemporaryDirectory() as folder:
+        runs = engine.worker.run(lambda: measure(engine.loaded, options, Path(folder)))
+    if options.json:
+        options.json.write_text(json.dumps([vars(run) for run in runs], default=list))
+    report(runs, options)
+
+
+def measure(loaded, options, folder):
+    """Run every arm in turn on every prompt; return the runs, each with its arm and kind."""
+    from arms import plain_run
+
+    ends = loaded.tokenizer.end_ids if options.what == "peers" else frozenset()
+    arms = {"plain": lambda ids, n: plain_run(loaded.pair, ids, n, ends)}
+    arms["auto"] = lambda ids, n: policy_run(loaded, loaded.tuning.policy(), ids, n, ends)
+    for block in options.blocks:
+        arms[f"block {block}"] = fixed(loaded, block, ends)
+    peers = start_peers(loaded, options, folder)
+    for name, peer in peers.items():
+        for block in options.blocks:
+            arms[f"{name} {block}"] = asked(peer, block)
+    runs = []
+    work = [
+        (kind, loaded.tokenizer.render([{"role": "user", "content": text}], None))
+        for kind, texts in PROMPTS.items()
+        for text in texts[: options.prompts]
+    ]
+    for arm in arms.values():  # kernels built, pages touched
+        arm(work[0][1], 16)
+    names = list(arms)
+    for repeat in range(options.repeats):
+        for number, (kind, ids) in enumerate(work):
+            shift = (repeat + number) % len(names)
+            for name in names[shift:] + names[:shift]:
+                run = arms[name](ids, options.tokens)
+                runs.append(
+                    argparse.Namespace(
+                        arm=name,
+                        kind=kind,
+                        prompt=number,
+                        repeat=repeat,
+                        rounds=run.rounds,
+                        seconds=run.seconds,
+                        timed=run.timed_tokens,
+                        tokens=list(run.tokens),
+                    )
+                )
+            print(f"repeat {repeat + 1}: {kind} done", file=sys.stderr)
+    for peer in peers.values():
+        peer.close()
+    return runs
+
+
+def fixed(loaded, block, ends):
+    from arms import dflash_run
+
+    return lambda ids, n: dflash_run(loaded.pair, ids, n, block, ends)
+
+
+def asked(peer, block):
+    return lambda ids, n: peer.run(ids, n, block)
+
+
+def policy_run(loaded, policy, ids, n_tokens, ends):
+    """Decode with our loop and a policy, and let the pair learn from it as an engine does."""
+    from arms import Run
+
+    from dflash_mlx.accept import match_rule
+    from dflash_mlx.config import SamplingConfig
+    from dflash_mlx.decode import Cut, Plan, decode
+    from dflash_mlx.prefill import prefill
+    from dflash_mlx.sampling import make_chooser
+
+    def ending(tokens):
+        for count, token in enumerate(tokens, 1):
+            if token in ends:
+                return Cut(count, True)
+        return Cut(len(tokens), False)
+
+    pair, cache = loaded.pair, loaded.pair.make_cache()
+    state = prefill(pair, cache, ids, 2048, lambda done, total: True)
+    rule = match_rule(make_chooser(SamplingConfig(), 0))
+    tokens, rounds = [], 0
+    began = time.perf_counter()
+    for done, _ in decode(pair, cache, state, Plan(policy, rule, ending, n_tokens)):
+        tokens += done.tokens
+        rounds += 1
+    seconds = time.perf_counter() - began
+    loaded.tuning.learn(policy)
+    return Run(tuple(tokens), seconds, rounds)
+
+
+def start_peers(loaded, options, folder):
+    """Start the other packages on the same weights."""
+    from arms import Peer
+
+    if options.what != "peers":
+        return {}
+    arguments = write_for_peer(loaded, folder)
+    environment = {"HF_HUB_CACHE": str(folder / "hub"), "HF_HUB_OFFLINE": "1"}
+    here = Path(__file__).parent / "peers"
+    wanted = {"official": options.official, "dspark": options.dspark}
+    scripts = {"official": "official_dflash.py", "dspark": "mlx_dspark.py"}
+    return {
+        name: Peer(python, here / scripts[name], [*arguments, loaded.blas], environment)
+        for name, python in wanted.items()
+        if python is not None
+    }
+
+
+def report(runs, options):
+    """Print speeds by kind and arm, in plain speeds, and the goals."""
+    plain = {(r.prompt, r.repeat): r for r in runs if r.arm == "plain"}
+    ratios, equal = defaultdict(list), defaultdict(list)
+    for run in runs:
+        base = plain[run.prompt, run.repeat]
+        ratio = (run.timed / run.seconds) / (base.timed / base.seconds)
+        ratios[run.kind, run.arm].append(ratio)
+        shorter = min(len(run.tokens), len(base.tokens))
+        equal[run.kind, run.arm].append(run.tokens[:shorter] == base.tokens[:shorter])
+    kinds = list(dict.fromkeys(run.kind for run in runs))
+    arms = [arm for arm in dict.fromkeys(run.arm for run in runs) if arm != "plain"]
+    speed = statistics.median(run.timed / run.seconds for run in plain.values())
+    print(f"plain: {speed:.1f} tokens/s, float32, OpenBLAS, {options.tokens} tokens an answer")
+    print(f"{'':14}" + "".join(f"{kind:>22}" for kind in kinds))
+    for arm in arms:
+        cells = []
+        for kind in kinds:
+            values = sorted(ratios[kind, arm])
+            low, high = values[len(values) // 4], values[-1 - len(values) // 4]
+            mark = "" if all(equal[kind, arm]) else "*"
+            cells.append(f"{statistics.median(values):.3f} ({low:.2f}-{high:.2f}){mark}")
+        print(f"{arm:14}" + "".join(f"{cell:>22}" for cell in cells))
+    print("* a text that differs from plain decoding's")
+    best = {
+        kind: max(statistics.median(ratios[kind, arm]) for arm in arms if arm.startswith("block"))
+        for kind in kinds
+    }
+    auto = {kind: statistics.median(ratios[kind, "auto"]) for kind in kinds}
+    worst = min(auto, key=auto.get)
+    print(f"auto on its worst kind ({worst}): {auto[worst]:.3f} of plain, goal 0.98")
+    behind = min(kinds, key=lambda kind: auto[kind] / max(best[kind], 1.0))
+    print(
+        f"auto behind the best fixed block or plain on {behind}: "
+        f"{auto[behind] / max(best[behind], 1.0):.3f}, goal 0.97"
+    )
+
+
+if __name__ == "__main__":
+    main()
