@@ -5,9 +5,10 @@ arrays of our target.
 """
 
 import json
+import os
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,9 +96,12 @@ class Peer:
     The script prints one JSON line when it is ready and one for each request.
     """
 
-    def __init__(self, python: Path, script: Path, *arguments: str) -> None:
+    def __init__(
+        self, python: Path, script: Path, arguments: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
         self._process = subprocess.Popen(
             [str(python), str(script), *arguments],
+            env={**os.environ, **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("what", choices=["parity", "speed"])
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--prompts", type=int, default=4, help="of each kind")
+    parser.add_argument("--kinds", nargs="+", choices=list(PROMPTS), default=list(PROMPTS))
     parser.add_argument("--blocks", type=int, nargs="+")
     parser.add_argument("--peer", type=Path, help="python with dflash 0.1.0 installed")
     parser.add_argument("--json", action="store_true")
@@ -44,10 +45,10 @@ def main() -> None:
     print(json.dumps(report) if options.json else "")
 
 
-def prompts(loaded, count):
+def prompts(loaded, options):
     """Yield kind and prompt ids."""
-    for kind, texts in PROMPTS.items():
-        for text in texts[:count]:
+    for kind in options.kinds:
+        for text in PROMPTS[kind][: options.prompts]:
             yield kind, loaded.tokenizer.render([{"role": "user", "content": text}], None)
 
 
@@ -58,7 +59,7 @@ def parity(loaded, options):
     ends, equal, total = loaded.tokenizer.end_ids, 0, 0
     rounds, committed = defaultdict(int), defaultdict(int)
     for block in options.blocks or [4, 8]:
-        for kind, ids in prompts(loaded, options.prompts):
+        for kind, ids in prompts(loaded, options):
             reference = plain_run(loaded.pair, ids, options.tokens, ends)
             run = dflash_run(loaded.pair, ids, options.tokens, block, ends)
             total += 1
@@ -82,12 +83,14 @@ def speed(loaded, options):
     from arms import Peer, dflash_run, plain_run
 
     blocks = options.blocks or [2, 3, 4, 5, 6, 7, 8]
-    ends, work = frozenset(), list(prompts(loaded, options.prompts))
+    ends, work = frozenset(), list(prompts(loaded, options))
     with tempfile.TemporaryDirectory() as folder:
         peer = None
         if options.peer:
             script = Path(__file__).parent / "peers" / "official_dflash.py"
-            peer = Peer(options.peer, script, *write_for_peer(loaded, Path(folder)), loaded.blas)
+            places = write_for_peer(loaded, Path(folder))
+            cache = {"HF_HUB_CACHE": f"{folder}/hub", "HF_HUB_OFFLINE": "1"}
+            peer = Peer(options.peer, script, [*places, loaded.blas], cache)
         runs = defaultdict(list)
         dflash_run(loaded.pair, work[0][1], 16, 8, ends)  # warm-up
         plain_run(loaded.pair, work[0][1], 16, ends)
@@ -207,8 +210,16 @@ def write_for_peer(loaded, folder):
     config = {k: v for k, v in asdict(model.args).items() if v is not None}
     (target / "config.json").write_text(json.dumps(config))
     loaded.tokenizer._wrapper._tokenizer.save_pretrained(str(target))
-    draft = Path(dflash_mlx.__file__).parent / "drafts" / "smollm2-135m-dflash-b8"
-    return str(target), str(draft)
+    commit = folder / "hub" / "models--local--draft" / "snapshots" / ("0" * 40)
+    commit.mkdir(parents=True)
+    refs = commit.parent.parent / "refs"
+    refs.mkdir()
+    (refs / "main").write_text(commit.name)
+    weights = dict(tree_flatten(loaded.pair.draft.model.parameters()))
+    mx.save_safetensors(str(commit / "model.safetensors"), weights)
+    shipped = Path(dflash_mlx.__file__).parent / "drafts" / "smollm2-135m-dflash-b8"
+    (commit / "config.json").write_text((shipped / "config.json").read_text())
+    return str(target), "local/draft"
 
 
 if __name__ == "__main__":
