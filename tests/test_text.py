@@ -30,7 +30,12 @@ def answer(text, group, stops=(), tail=(END,)):
     return shown, tuple(out.tokens), out.ended, kept
 
 
-TEXTS = ("plain words", "naïve — “quoted” 🙂🙃 日本語", "stop here STOP and never this", "aab aaab aaaab")
+TEXTS = (
+    "plain words",
+    "naïve — “quoted” 🙂🙃 日本語",
+    "stop here STOP and never this",
+    "aab aaab aaaab",
+)
 
 
 @pytest.mark.parametrize("text", TEXTS)
