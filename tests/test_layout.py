@@ -30,7 +30,7 @@ LEVELS = (
         *("manifest", "converted", "installer", "inventory", "machine", "checkup", "feed"),
         *("gguf", "gguf_header", "gguf_rope", "gguf_tokenizer", "tokenizer"),
         *("loading", "loaded", "worker", "answer", "request", "session", "engine"),
-        *("fit", "calibrate", "cost_store", "learning", ""),
+        *("fit", "calibrate", "cost_store", "learning", "outlook", "combinations", ""),
     ),
     # applications of the library
     ("convert", "bench", "simulate", "server", "train"),

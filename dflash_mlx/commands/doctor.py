@@ -64,8 +64,10 @@ def _check_pair(
 ) -> Iterator["Finding"]:
     """Look at a pair's files and, where they are here, at the pair; fill in `facts`."""
     from dflash_mlx.checkup import Finding, check_files, check_fit, locate
+    from dflash_mlx.combinations import check_combination
     from dflash_mlx.engine import Files
     from dflash_mlx.fit import longest, need, outline
+    from dflash_mlx.outlook import check_auto
     from dflash_mlx.pins import Pins, default_folder
 
     target, draft = locate(choice, Pins(default_folder()))
@@ -92,3 +94,5 @@ def _check_pair(
     }
     yield Finding("settings", "ok", f"blocks of up to {facts['block']} rows, {facts['sampling']}")
     yield check_fit(wanted, machine, at_most)
+    yield from check_combination(loaded, machine.chip)
+    yield from check_auto(loaded, n_rows, facts)
