@@ -22,8 +22,9 @@ class Acceptance:
     """Hazards of up to `n_positions` draft tokens.
 
     A position without evidence is taken to be like the one before it, the first as it was in the
-    long run, or like `first` to begin with; so a width never tried looks as good as the last one tried did, and gets tried. With a `parent`
-    (the same text seen without a distinction made here) positions lean on the parent instead.
+    long run, or like `first` to begin with; so a width never tried looks as good as the last one
+    that was tried, and gets tried. With a `parent` (the same text seen without a distinction made
+    here) positions lean on the parent instead.
     """
 
     def __init__(
