@@ -130,6 +130,7 @@ def _plain(engine: Engine, ids: Sequence[int], n_tokens: int) -> Answer:
             start = time.perf_counter()
 
     tokens, marks = [], []
+    n_tokens = min(n_tokens, loaded.max_rows - len(ids) + 1)  # as our engine does
     mx.reset_peak_memory()
     for token, _ in generate_step(
         mx.array(list(ids)),

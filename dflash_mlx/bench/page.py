@@ -35,6 +35,7 @@ th:first-child, td:first-child, th:nth-child(2), td:nth-child(2) { text-align: l
 tr.auto td { font-weight: 600 } .wide { overflow-x: auto }
 .tick { font-size: 11px; fill: var(--soft) } .label { font-size: 12px; fill: var(--soft) }
 .grid { stroke: var(--rule); stroke-width: 1 } .axis { stroke: var(--soft); fill: none }
+.mark { stroke: var(--ink); stroke-dasharray: 4 3 }
 .line { fill: none; stroke-width: 2 } pre { white-space: pre-wrap; background: var(--pane);
   padding: 10px 14px; border-radius: 6px; font-size: 13px; max-height: 260px; overflow-y: auto }
 """
@@ -90,43 +91,51 @@ def _verdict(verdict: Mapping[str, Any]) -> str:
 
 def _plots(figures: Sequence[Figure]) -> Iterator[str]:
     whole = [figure for figure in figures if figure.kind == "all"]
+    colours = {PLAIN: 5} | {
+        figure.arm: colour
+        for colour, figure in enumerate(figure for figure in whole if figure.arm != PLAIN)
+    }
     kinds = list(dict.fromkeys(figure.kind for figure in figures if figure.kind != "all"))
-    blocks = [figure for figure in whole if figure.arm.startswith("block ")]
+    texts = [kind for kind in kinds if not kind.endswith(" tokens")]
     yield bars(
         "Speed by kind of prompt",
         "times plain decoding",
-        kinds,
+        texts,
         [
-            Series(
-                arm,
-                [
-                    (kinds.index(figure.kind), figure.of_plain.median)
-                    for figure in figures
-                    if figure.arm == arm and figure.kind in kinds and figure.of_plain
-                ],
-            )
-            for arm in dict.fromkeys(figure.arm for figure in whole if figure.arm != PLAIN)
+            Series(arm, _ratios(figures, arm, texts), colours[arm])
+            for arm in colours
+            if arm != PLAIN
         ],
+        mark=1.0,
     )
-    if len(blocks) > 1:
+    if sum(figure.arm.startswith("block ") for figure in whole) > 1:
         yield lines(
             "Speed by block width",
             "rows of a round",
             "times plain decoding",
             [
-                Series(kind, _by_width(figures, kind))
-                for kind in [*kinds, "all"]
-                if _by_width(figures, kind)
+                Series(kind, _by_width(figures, kind), colour)
+                for colour, kind in enumerate([*texts, "all"])
             ],
+        )
+    if len(kinds) - len(texts) > 1:
+        yield lines(
+            "Speed by length of the context",
+            "tokens of the prompt",
+            "times plain decoding",
+            [Series(arm, _by_context(figures, arm), colours[arm]) for arm in colours],
         )
     yield lines(
         "Accepted by position in the block",
         "draft token",
         "share of rounds",
         [
-            Series(figure.arm, [(at + 1, share) for at, share in enumerate(figure.by_position)])
+            Series(
+                figure.arm,
+                [(at + 1, share) for at, share in enumerate(figure.by_position)],
+                colours[figure.arm],
+            )
             for figure in whole
-            if figure.by_position
         ],
     )
     longest = max((length for figure in whole for length in figure.lengths), default=-1)
@@ -134,24 +143,35 @@ def _plots(figures: Sequence[Figure]) -> Iterator[str]:
         "Draft tokens accepted in a round",
         "share of drafted rounds",
         [str(length) for length in range(longest + 1)],
-        [
-            Series(
-                figure.arm,
-                [
-                    (length, count / sum(figure.lengths.values()))
-                    for length, count in figure.lengths.items()
-                ],
-            )
-            for figure in whole
-            if figure.lengths
-        ],
+        [Series(figure.arm, _shares(figure), colours[figure.arm]) for figure in whole],
     )
     yield lines(
         "Speed along the answer",
         "tokens so far",
         "tokens per second",
-        [Series(figure.arm, figure.curve) for figure in whole],
+        [Series(figure.arm, figure.curve, colours[figure.arm]) for figure in whole],
     )
+
+
+def _ratios(figures: Sequence[Figure], arm: str, kinds: Sequence[str]) -> list[tuple[float, float]]:
+    return [
+        (kinds.index(figure.kind), figure.of_plain.median)
+        for figure in figures
+        if figure.arm == arm and figure.kind in kinds and figure.of_plain
+    ]
+
+
+def _by_context(figures: Sequence[Figure], arm: str) -> list[tuple[float, float]]:
+    return sorted(
+        (int(figure.kind.split()[0]), figure.of_plain.median)
+        for figure in figures
+        if figure.arm == arm and figure.kind.endswith(" tokens") and figure.of_plain
+    )
+
+
+def _shares(figure: Figure) -> list[tuple[float, float]]:
+    rounds = sum(figure.lengths.values())
+    return [(length, count / rounds) for length, count in figure.lengths.items()]
 
 
 def _by_width(figures: Sequence[Figure], kind: str) -> list[tuple[float, float]]:

@@ -13,10 +13,11 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 14, 40
 
 @dataclass(frozen=True)
 class Series:
-    """A named row of points."""
+    """A named row of points, in one of six colours."""
 
     name: str
     points: Sequence[tuple[float, float]]
+    colour: int = 0
 
 
 def lines(title: str, x_label: str, y_label: str, series: Sequence[Series]) -> str:
@@ -29,19 +30,28 @@ def lines(title: str, x_label: str, y_label: str, series: Sequence[Series]) -> s
     top = max(y for each in shown for _, y in each.points)
     y_of = _scale(0, top * 1.08 or 1, _HEIGHT - _BOTTOM, _TOP)
     parts = _axes(x_label, y_label, _ticks(min(xs), max(xs)), _ticks(0, top), x_of, y_of)
-    for index, each in enumerate(shown):
+    for each in shown:
         path = " ".join(f"{x_of(x):.1f},{y_of(y):.1f}" for x, y in each.points)
-        parts.append(f'<polyline class="line s{index % 6}" points="{path}"/>')
+        parts.append(f'<polyline class="line s{each.colour % 6}" points="{path}"/>')
         parts += [
-            f'<circle class="dot s{index % 6}" cx="{x_of(x):.1f}" cy="{y_of(y):.1f}" r="2.5">'
+            f'<circle class="dot s{each.colour % 6}" cx="{x_of(x):.1f}" cy="{y_of(y):.1f}" r="2.5">'
             f"<title>{escape(each.name)}: {x:g}, {y:.3g}</title></circle>"
             for x, y in each.points
         ]
-    return _figure(title, parts, [each.name for each in shown])
+    return _figure(title, parts, shown)
 
 
-def bars(title: str, y_label: str, labels: Sequence[str], series: Sequence[Series]) -> str:
-    """Return bars in groups: point x of a series is the index of its label."""
+def bars(
+    title: str,
+    y_label: str,
+    labels: Sequence[str],
+    series: Sequence[Series],
+    mark: float | None = None,
+) -> str:
+    """Return bars in groups: point x of a series is the index of its label.
+
+    A line is drawn at `mark`.
+    """
     shown = [each for each in series if each.points]
     if not shown or not labels:
         return ""
@@ -55,23 +65,25 @@ def bars(title: str, y_label: str, labels: Sequence[str], series: Sequence[Serie
             x = _LEFT + at * group + group * 0.1 + index * wide
             y = y_of(value)
             parts.append(
-                f'<rect class="bar s{index % 6}" x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" '
+                f'<rect class="bar s{each.colour % 6}" x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" '
                 f'height="{_HEIGHT - _BOTTOM - y:.1f}"><title>{escape(each.name)}, '
                 f"{escape(labels[int(at)])}: {value:.3g}</title></rect>"
             )
+    if mark is not None and mark <= top:
+        parts.append(f'<path class="mark" d="M{_LEFT} {y_of(mark):.1f}H{_WIDTH - _RIGHT}"/>')
     for at, label in enumerate(labels):
         x = _LEFT + (at + 0.5) * group
         parts.append(
             f'<text class="tick" x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 16}" '
             f'text-anchor="middle">{escape(label)}</text>'
         )
-    return _figure(title, parts, [each.name for each in shown] if len(shown) > 1 else [])
+    return _figure(title, parts, shown if len(shown) > 1 else [])
 
 
-def _figure(title: str, parts: Sequence[str], names: Sequence[str]) -> str:
+def _figure(title: str, parts: Sequence[str], named: Sequence[Series]) -> str:
     legend = "".join(
-        f'<span class="key"><i class="s{index % 6}"></i>{escape(name)}</span>'
-        for index, name in enumerate(names)
+        f'<span class="key"><i class="s{each.colour % 6}"></i>{escape(each.name)}</span>'
+        for each in named
     )
     return (
         f'<figure><figcaption>{escape(title)}</figcaption><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" '

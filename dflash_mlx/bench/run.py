@@ -11,7 +11,7 @@ from itertools import product
 
 from dflash_mlx.bench.arms import AUTO, PLAIN, Answer, Arm, DFlashArm, PlainArm, prompt_ids
 from dflash_mlx.bench.parity import Parity, compare
-from dflash_mlx.bench.suites import LONG, Prompt, long_document
+from dflash_mlx.bench.suites import Prompt, long_document
 from dflash_mlx.engine import Engine
 from dflash_mlx.errors import BadRequest
 
@@ -136,7 +136,7 @@ def _filled(engine: Engine, n_tokens: int) -> Prompt:
     """Return a long document of about `n_tokens` tokens, the shortest that reaches them."""
     one, two = (len(prompt_ids(engine, long_document(count))) for count in (1, 2))
     count = max(1, 1 + -(-(n_tokens - one) // max(two - one, 1)))
-    return Prompt(f"{LONG}, {n_tokens} tokens", long_document(count).text)
+    return Prompt(f"{n_tokens} tokens", long_document(count).text)
 
 
 __all__ = ["AUTO", "PLAIN", "BenchConfig", "Measured", "Sample", "arms_of", "run"]
