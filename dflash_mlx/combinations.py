@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
 from dflash_mlx.checkup import Finding
+from dflash_mlx.compute import parameters
 from dflash_mlx.loaded import LoadedPair
 from dflash_mlx.models.draft import BoundDraft
 
@@ -18,7 +18,7 @@ def check_combination(loaded: LoadedPair, chip: str) -> Iterator[Finding]:
     draft = loaded.pair.draft
     if not isinstance(draft, BoundDraft):
         return
-    kinds = {array.dtype for _, array in tree_flatten(draft.model.parameters())}
+    kinds = {array.dtype for array in parameters(draft.model).values()}
     packed = mx.uint32 in kinds
     if mx.float16 in kinds and not packed:
         yield Finding(
