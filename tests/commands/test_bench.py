@@ -1,0 +1,75 @@
+"""`bench` and `simulate` on the command line: refusals, reports for people and for machines."""
+
+import json
+
+import pytest
+
+from dflash_mlx.commands import main
+
+QUICK = ["--max-tokens", "6", "--repeats", "1", "--kind", "chat", "--prompts", "1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--max-tokens", "0"], "n_tokens"),
+        (["--repeats", "0"], "repeats"),
+        (["--blocks", "2,x"], "--blocks"),
+        (["--prompts", "0"], "no prompts"),
+        (["--prompts", "-1"], "--prompts"),
+        (["--kind", "poetry"], "poetry"),
+        (["--data", "nothing-here"], "nothing-here"),
+        (["--compare", "nothing.json"], "nothing.json"),
+        (["--html", "no/such/folder/page.html"], "--html"),
+        (["--cool-down", "-1"], "cool_down_s"),
+    ],
+)
+def test_impossible_requests_are_refused_before_anything_is_loaded(loads, capsys, arguments, word):
+    """Ten minutes of loading, and then a traceback."""
+    assert main(["bench", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert word in printed.err and printed.err.count("\n") == 1
+    assert printed.out == "" and loads == []
+
+
+def test_bench_prints_a_report_with_a_verdict(loads, capsys):
+    """A table without a verdict leaves the question where it was."""
+    assert main(["bench", *QUICK]) == 0
+    printed = capsys.readouterr().out
+    assert "equal to plain decoding's for 1 of 1" in printed
+    assert "verdict:" in printed
+
+
+def test_bench_writes_json_page_and_comparison(loads, capsys, tmp_path):
+    """What cannot be kept cannot be compared."""
+    page = tmp_path / "page.html"
+    assert main(["bench", *QUICK, "--blocks", "2", "--json", "--html", str(page)]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert {figure["arm"] for figure in values["figures"]} == {"plain", "auto", "block 2"}
+    assert page.read_text().startswith("<!doctype html>")
+    earlier = tmp_path / "earlier.json"
+    earlier.write_text(json.dumps(values))
+    assert main(["bench", *QUICK, "--compare", str(earlier)]) == 0
+    assert "before" in capsys.readouterr().out
+
+
+def test_bench_refuses_a_comparison_with_something_else(loads, capsys, tmp_path):
+    """A settings file given by mistake is a user's error."""
+    other = tmp_path / "other.json"
+    other.write_text('{"a": 1}')
+    assert main(["bench", *QUICK, "--compare", str(other)]) == 2
+    assert "no report" in capsys.readouterr().err
+
+
+def test_bench_without_a_draft_says_so(loads, capsys):
+    """Nothing to compare is no crash."""
+    assert main(["bench", *QUICK, "--draft", "none"]) == 2
+    assert "no draft" in capsys.readouterr().err
+
+
+def test_simulate_tells_whether_the_goals_are_reached(capsys):
+    """A table that nobody judges is decoration."""
+    assert main(["simulate", "--scenario", "m4-pro-8bit-mixed"]) == 0
+    assert "goal 0.97, missed by 0" in capsys.readouterr().out
+    assert main(["simulate", "--scenario", "nothing"]) == 2
+    assert "m4-pro-8bit-mixed" in capsys.readouterr().err
