@@ -141,7 +141,7 @@ def start_peers(loaded, options, folder):
     environment = {"HF_HUB_CACHE": str(folder / "hub"), "HF_HUB_OFFLINE": "1"}
     here = Path(__file__).parent / "peers"
     wanted = {"official": options.official, "dspark": options.dspark}
-    scripts = {"official": "official_dflash.py", "dspark": "mlx_dspark.py"}
+    scripts = {"official": "official_dflash.py", "dspark": "dspark.py"}
     return {
         name: Peer(python, here / scripts[name], [*arguments, loaded.blas], environment)
         for name, python in wanted.items()
