@@ -47,6 +47,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             source = Path(folder) / "source"
             made = make_checkpoint(source, *SHAPES[size])
+            os.sync()  # or the first run would pay for writing it
             print(f"{size} GB: {made / 1e9:.2f} GB of weights", flush=True)
             rows += compare(source, Path(folder), size, options.rounds, options.verify)
     report(rows)
@@ -61,7 +62,8 @@ def compare(
     ours = [sys.executable, "-c", command, "convert", str(source), "-o", str(out)]
     theirs = [sys.executable, "-m", "mlx_lm", "convert", "--hf-path", str(source)]
     theirs += ["--mlx-path", str(out), "-q", "--q-bits", "4", "--q-group-size", "64"]
-    plan = [(OURS, [*ours, "--bits", "4", "--no-verify"]), (THEIRS, theirs)] * rounds
+    both = [(OURS, [*ours, "--bits", "4", "--no-verify"]), (THEIRS, theirs)]
+    plan = [run for number in range(rounds) for run in (both if number % 2 == 0 else both[::-1])]
     if verify:
         plan.append((f"{OURS} --verify", [*ours, "--bits", "4"]))
     rows = []

@@ -4,7 +4,6 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +15,6 @@ from dflash_mlx.convert.progress import Progress, Watcher
 from dflash_mlx.convert.tensors import chunks, item_bytes, n_bytes, row_count, row_width
 from dflash_mlx.convert.workers import run_all
 from dflash_mlx.convert.workfolder import WorkFolder
-
-_FLUSH_EVERY_S = 1.0
 
 Piece = tuple[Output, int, int, int]
 """An output, the file position of its data, and a range of its rows."""
@@ -74,30 +71,11 @@ def write_shard(shard: Shard, folder: Path, advance: Callable[[int], None]) -> s
                 width = row_width(output.rows.shape) * item_bytes(output.rows.dtype)
                 advance((stop - start) * width)
 
-        with _flushing(descriptor):
-            run_all(_pieces(shard, len(header)), work)
+        run_all(_pieces(shard, len(header)), work)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
     return file_hash(path)
-
-
-@contextmanager
-def _flushing(descriptor: int) -> Iterator[None]:
-    """Send what is written to the disk all the while, so that the last sync has little to do."""
-    stopped = threading.Event()
-
-    def flush() -> None:
-        while not stopped.wait(_FLUSH_EVERY_S):
-            os.fsync(descriptor)
-
-    thread = threading.Thread(target=flush, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stopped.set()
-        thread.join()
 
 
 def file_hash(path: Path) -> str:

@@ -99,6 +99,7 @@ def from_mlx(array: mx.array) -> Carrier:
     """Return the carrier of an MLX array, evaluating it."""
     if array.dtype == mx.bfloat16:
         array = array.view(mx.uint16)
+    mx.eval(array)  # which lets other threads run meanwhile; NumPy's conversion does not
     return np.array(array)
 
 
