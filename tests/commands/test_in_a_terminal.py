@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-_PATIENCE_S = 60
+_PATIENCE_S = 180
 
 
 class Session:
