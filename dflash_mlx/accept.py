@@ -106,8 +106,11 @@ def only_token(verdict: mx.array) -> mx.array:
 
 def _verdict(accept: mx.array, healthy: mx.array, tokens: mx.array, scores: mx.array) -> mx.array:
     """Pack the longest accepted prefix of `accept` [B - 1] with tokens [B] and confidences."""
-    n_accepted = mx.cumprod(accept.astype(mx.int32)).sum()
-    head = mx.stack([n_accepted.astype(mx.int32), healthy.astype(mx.int32)])
+    if accept.size:
+        n_accepted = mx.cumprod(accept.astype(mx.int32)).sum()
+        head = mx.stack([n_accepted.astype(mx.int32), healthy.astype(mx.int32)])
+    else:
+        head = mx.array([0, 1], dtype=mx.int32)  # a plain step pays for its token only
     confidence = mx.exp(mx.max(scores, axis=-1).astype(mx.float32)) * 1e6
     return mx.concatenate([head, tokens.astype(mx.int32), confidence.astype(mx.int32)])
 
