@@ -18,9 +18,9 @@ import numpy as np
 from dflash_mlx.convert.safetensors import File, StoredRows
 from dflash_mlx.convert.tensors import Carrier, Rows, row_width
 from dflash_mlx.errors import UnsupportedModel
-from dflash_mlx.gguf import Place, checked_places, quantization_of, read_config
+from dflash_mlx.gguf import Place, describe
 from dflash_mlx.gguf_header import AS_STORED, GGUFHeader, TensorInfo, read_header
-from dflash_mlx.gguf_tokenizer import GGUFTokenizer, build_tokenizer, read_tokenizer
+from dflash_mlx.gguf_tokenizer import GGUFTokenizer, build_tokenizer
 
 _FLOATS = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
 _PACKED = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
@@ -45,14 +45,7 @@ def open_gguf(path: Path) -> GGUFModel:
         UnsupportedModel: another family or tokenizer, or a type that needs the gguf package.
     """
     header = _header(path)
-    config = read_config(header, path)
-    tokenizer = read_tokenizer(header.metadata, path)
-    places = checked_places(header, config, path)
-    config["eos_token_id"] = list(tokenizer.end_ids)
-    if tokenizer.bos_id is not None:
-        config["bos_token_id"] = tokenizer.bos_id
-    if packing := quantization_of(header.tensors, places):
-        config["quantization"] = packing
+    config, tokenizer, places = describe(header, path)
     file = File(path)
     tensors: dict[str, Rows] = {}
     for name, place in places.items():

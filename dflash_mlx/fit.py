@@ -17,6 +17,7 @@ from dflash_mlx.loaded import LoadedPair
 from dflash_mlx.memory import WORKING_SHARE
 from dflash_mlx.models.decoder import DecoderTarget
 from dflash_mlx.models.draft import BoundDraft
+from dflash_mlx.prefill import read_chunk
 
 _SHORT = 8192
 """Rows at which caches are taken to grow evenly: most windows are shorter."""
@@ -59,12 +60,7 @@ def need(pair: Pair, n_rows: int, prefill_rows: int = CacheConfig().prefill_rows
     """Return what `pair` takes with `n_rows` of context; it may be an outline or loaded."""
     cache = pair.make_cache()
     for start in range(0, n_rows, prefill_rows):
-        chunk = mx.zeros((1, min(prefill_rows, n_rows - start)), mx.int32)
-        cache.append(chunk.shape[1])
-        features = pair.target.walk(chunk, cache.layers, pair.taps).features
-        cache.commit(chunk.shape[1])
-        if pair.draft is not None and cache.context is not None:
-            pair.draft.extend(features, start, cache.context)
+        read_chunk(pair, cache, mx.zeros((1, min(prefill_rows, n_rows - start)), mx.int32))
     draft_cache = cache.context.nbytes if cache.context is not None else 0
     return Need(
         n_rows=n_rows,

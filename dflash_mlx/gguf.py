@@ -59,14 +59,7 @@ def read_gguf(path: Path, outline: bool = False) -> GGUFModel:
         UnsupportedModel: another family, tokenizer or tensor type.
     """
     header = read_header(path)
-    config = read_config(header, path)
-    tokenizer = read_tokenizer(header.metadata, path)
-    places = checked_places(header, config, path)
-    config["eos_token_id"] = list(tokenizer.end_ids)
-    if tokenizer.bos_id is not None:
-        config["bos_token_id"] = tokenizer.bos_id
-    if quantization := quantization_of(header.tensors, places):
-        config["quantization"] = quantization
+    config, tokenizer, places = describe(header, path)
     if outline:
         return GGUFModel(config, dict(_outlines(header, places)), tokenizer)
     try:
@@ -75,6 +68,26 @@ def read_gguf(path: Path, outline: bool = False) -> GGUFModel:
         raise BadCheckpoint(f"{path} could not be read ({error}); fetch it again") from error
     assert isinstance(stored, dict), type(stored)
     return GGUFModel(config, dict(_renamed(stored, places)), tokenizer)
+
+
+def describe(
+    header: GGUFHeader, path: Path
+) -> tuple[dict[str, Any], GGUFTokenizer, dict[str, Place]]:
+    """Return the whole configuration, the tokenizer and the tensors' places of a checked header.
+
+    Raises:
+        BadCheckpoint: the header is incomplete or contradicts itself.
+        UnsupportedModel: another family or tokenizer.
+    """
+    config = read_config(header, path)
+    tokenizer = read_tokenizer(header.metadata, path)
+    places = checked_places(header, config, path)
+    config["eos_token_id"] = list(tokenizer.end_ids)
+    if tokenizer.bos_id is not None:
+        config["bos_token_id"] = tokenizer.bos_id
+    if quantization := quantization_of(header.tensors, places):
+        config["quantization"] = quantization
+    return config, tokenizer, places
 
 
 def read_config(header: GGUFHeader, path: Path) -> dict[str, Any]:

@@ -41,17 +41,26 @@ def prefill(
             if not progress(cache.length, end):
                 return None
             start = cache.length
-            chunk = mx.array([list(prompt[start : min(start + n_rows, end)])])
-            cache.append(chunk.shape[1])
-            features = pair.target.walk(chunk, cache.layers, pair.taps).features
-            if start < stable <= start + chunk.shape[1]:
-                cache.remember(stable - start)
-            cache.commit(chunk.shape[1])
-            if pair.draft is not None and cache.context is not None:
-                pair.draft.extend(features, start, cache.context)
+            tokens = list(prompt[start : min(start + n_rows, end)])
+            read_chunk(pair, cache, mx.array([tokens]), stable)
             settle(*cache.arrays)
             mx.clear_cache()
         progress(end, end)
     finally:
         cache.rollback()
     return State(history=tuple(prompt))
+
+
+def read_chunk(pair: Pair, cache: PairCache, tokens: mx.array, stable: int = 0) -> None:
+    """Bring the rows of `tokens` [1, n] into both models' caches, without waiting for them.
+
+    The place behind the first `stable` rows of the cache is remembered if it is among them.
+    """
+    start, n_rows = cache.length, tokens.shape[1]
+    cache.append(n_rows)
+    features = pair.target.walk(tokens, cache.layers, pair.taps).features
+    if start < stable <= start + n_rows:
+        cache.remember(stable - start)
+    cache.commit(n_rows)
+    if pair.draft is not None and cache.context is not None:
+        pair.draft.extend(features, start, cache.context)

@@ -7,6 +7,7 @@ into rounds, and no part of a stop string is in it.
 from collections.abc import Callable, Collection, Sequence
 
 from dflash_mlx.decode import Cut
+from dflash_mlx.marks import unfinished
 
 _INCOMPLETE = "\ufffd"
 
@@ -92,7 +93,7 @@ class AnswerText:
         self._starts.append(self._n_decoded)
         self._read(self._detokenizer.push(token))
         if not self._cut_at_stop():
-            safe = len(self._held) - self._suspect()
+            safe = len(self._held) - unfinished(self._held, self._stops)
             self._ready += self._held[:safe]
             self._held = self._held[safe:]
 
@@ -113,11 +114,3 @@ class AnswerText:
             self.tokens.pop()
             self._starts.pop()
         return True
-
-    def _suspect(self) -> int:
-        """Return the length of the longest end of the held text that may begin a stop string."""
-        longest = max((len(stop) for stop in self._stops), default=1) - 1
-        for length in range(min(longest, len(self._held)), 0, -1):
-            if any(stop.startswith(self._held[-length:]) for stop in self._stops):
-                return length
-        return 0

@@ -1,5 +1,7 @@
 """Which part of an answer's text is thought: an incremental splitter at a model's marks."""
 
+from dflash_mlx.marks import unfinished
+
 
 class ThinkingSplitter:
     """Cuts text at the marks that open and close a thought; loses and adds no character."""
@@ -19,7 +21,7 @@ class ThinkingSplitter:
             mark = self._marks[1] if self.inside else self._marks[0]
             at = text.find(mark)
             if at < 0:
-                self._held = text[len(text) - _overlap(text, mark) :]
+                self._held = text[len(text) - unfinished(text, (mark,)) :]
                 pieces.append((text[: len(text) - len(self._held)], self.inside))
                 break
             end = at + len(mark) if self.inside else at
@@ -35,11 +37,3 @@ class ThinkingSplitter:
         """Return what was held back as a possible mark."""
         held, self._held = self._held, ""
         return [(held, self.inside)] if held else []
-
-
-def _overlap(text: str, mark: str) -> int:
-    """Return the length of the longest end of `text` that begins `mark`."""
-    for length in range(min(len(text), len(mark) - 1), 0, -1):
-        if mark.startswith(text[-length:]):
-            return length
-    return 0

@@ -22,7 +22,7 @@ LEVELS = (
     # the loop and what consumes its rounds
     (
         *("policy", "adaptive", "probing", "overlap", "stopwatch", "decode", "prefill"),
-        *("tuning", "stats", "text", "thinking"),
+        *("tuning", "stats", "marks", "text", "thinking"),
     ),
     # names, files and conversations
     (

@@ -11,8 +11,8 @@ from dflash_mlx.compute import Compute
 from dflash_mlx.config import GenerationConfig
 from dflash_mlx.decode import Pair
 from dflash_mlx.loading import load_draft
-from tests.test_loading import CONFIG
 from tests.tiny import ByteTokenizer, loaded_pair, random_draft
+from tests.tiny_configs import PUBLISHED
 
 METAL = Compute("metal", dense=False, dtype=None)
 CPU = Compute("cpu", dense=True, dtype=mx.float32)
@@ -79,7 +79,7 @@ def test_a_draft_stored_in_half_precision_does_not_run_in_it(target, tmp_path):
     weights = dict(tree_flatten(random_draft(target).model.parameters()))
     folder = tmp_path / "draft"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "config.json").write_text(json.dumps(PUBLISHED))
     halves = {name: array.astype(mx.float16) for name, array in weights.items()}
     mx.save_safetensors(str(folder / "model.safetensors"), halves)
     types = {

@@ -13,27 +13,7 @@ from dflash_mlx.decode import Pair
 from dflash_mlx.errors import BadCheckpoint, DFlashError, PairMismatch, UnsupportedModel
 from dflash_mlx.loading import load_draft, load_target, sampling_defaults
 from tests.tiny import answer, draft_config, random_draft, write_target
-
-CONFIG = {
-    "architectures": ["DFlashDraftModel"],
-    "model_type": "qwen3",
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 260,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 1024,
-    "block_size": 8,
-    "num_target_layers": 3,
-    "layer_types": ["sliding_attention", "full_attention"],
-    "sliding_window": 16,
-    "dflash_config": {"mask_token_id": 257, "target_layer_ids": [0, 2]},
-}
-"""`tiny.draft_config` as a published draft spells it."""
+from tests.tiny_configs import PUBLISHED
 
 
 @pytest.fixture
@@ -42,7 +22,7 @@ def weights(target):
     return dict(tree_flatten(random_draft(target).model.parameters()))
 
 
-def write_draft(folder, weights, config=CONFIG):
+def write_draft(folder, weights, config=PUBLISHED):
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     mx.save_safetensors(str(folder / "model.safetensors"), weights)
@@ -50,11 +30,11 @@ def write_draft(folder, weights, config=CONFIG):
 
 
 def changed(**changes):
-    return {**CONFIG, **changes}
+    return {**PUBLISHED, **changes}
 
 
 def dflash(**changes):
-    return changed(dflash_config={**CONFIG["dflash_config"], **changes})
+    return changed(dflash_config={**PUBLISHED["dflash_config"], **changes})
 
 
 def test_a_written_draft_reads_back_as_it_was(target, weights, tmp_path):
@@ -138,7 +118,7 @@ def test_drafts_that_do_not_fit_are_refused(target, weights, tmp_path, config, e
 @pytest.mark.parametrize("where", ["dflash_config", "top"])
 def test_the_block_size_is_found_where_it_stands(target, weights, tmp_path, where):
     """Loaders that looked in one place ran blocks of 16 on drafts made for 8."""
-    config = dflash(block_size=8) if where == "dflash_config" else CONFIG
+    config = dflash(block_size=8) if where == "dflash_config" else PUBLISHED
     config = {**config, "block_size": 4} if where == "dflash_config" else config
     draft = load_draft(write_draft(tmp_path / "draft", weights, config), target, compute_here())
     assert draft.block_size == 8
@@ -147,7 +127,7 @@ def test_the_block_size_is_found_where_it_stands(target, weights, tmp_path, wher
 @pytest.mark.parametrize("nested", [True, False])
 def test_the_rope_base_is_found_in_either_key(target, weights, tmp_path, nested):
     """Drafts saved by transformers 5 nest it, and loaders crashed."""
-    config = dict(CONFIG)
+    config = dict(PUBLISHED)
     if nested:
         config["rope_parameters"] = {"rope_theta": config.pop("rope_theta"), "rope_type": "default"}
     draft = load_draft(write_draft(tmp_path / "draft", weights, config), target, compute_here())

@@ -266,3 +266,24 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 PACKAGINGS = ("llama3", "qwen3_5_moe", "gemma3", "gemma4_text", "kimi_k25")
 """Those that run the same code as another; one long test each shows that they do."""
+
+PUBLISHED: dict[str, Any] = {
+    "architectures": ["DFlashDraftModel"],
+    "model_type": "qwen3",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 260,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 1024,
+    "block_size": 8,
+    "num_target_layers": 3,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 16,
+    "dflash_config": {"mask_token_id": 257, "target_layer_ids": [0, 2]},
+}
+"""`tiny.draft_config` as a published draft spells it."""

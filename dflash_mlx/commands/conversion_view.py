@@ -4,6 +4,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from dflash_mlx.commands.progress import byte_bars
 from dflash_mlx.commands.terminal import Terminal
 from dflash_mlx.download import spelled_bytes
 
@@ -35,7 +36,7 @@ class Bar:
     def __enter__(self) -> Self:
         """Begin to draw."""
         if self._terminal.told:
-            self._bars = _bars()
+            self._bars = byte_bars()
             self._bars.start()
         return self
 
@@ -65,28 +66,6 @@ class Bar:
         elif time.monotonic() - self._told_at > _EVERY_S:
             self._told_at = time.monotonic()
             self._terminal.say(f"{text}: {100 * done // max(1, total)}%")
-
-
-def _bars() -> "Progress":
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
 
 
 def show_plan(terminal: Terminal, plan: dict[str, Any]) -> None:

@@ -77,7 +77,7 @@ class Loading:
     def _draw(self, done: int, total: int) -> None:
         if self._bars is None or self._task is None:
             self._terminal.say(self._last_step, dim=True)  # how much, and where to
-            self._bars = _bars()
+            self._bars = byte_bars()
             self._bars.start()
             self._task = self._bars.add_task("downloading", total=total)
         self._bars.update(self._task, completed=done, total=total)
@@ -102,7 +102,8 @@ class Reading:
             self._terminal.say(text)
 
 
-def _bars() -> "Progress":
+def byte_bars() -> "Progress":
+    """Return bars that count bytes, on stderr, gone when they are done."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,

@@ -11,26 +11,8 @@ from dflash_mlx.errors import BadCheckpoint, PairMismatch, UnsupportedModel
 from dflash_mlx.loading import load_draft
 from dflash_mlx.models.draft_file import is_draft_config, read_draft_config
 from tests.tiny import random_draft, selecting_draft, tiny_target
+from tests.tiny_configs import PUBLISHED
 
-PUBLISHED = {
-    "architectures": ["DFlashDraftModel"],
-    "model_type": "qwen3",
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 260,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 1024,
-    "block_size": 8,
-    "num_target_layers": 3,
-    "layer_types": ["sliding_attention", "full_attention"],
-    "sliding_window": 16,
-    "dflash_config": {"mask_token_id": 257, "target_layer_ids": [0, 2]},
-}
 SECOND = {
     **PUBLISHED,
     "architectures": ["DFlash2DraftModel"],
