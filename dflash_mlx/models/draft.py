@@ -6,6 +6,8 @@ context rows get no input norm, no query, no output and no feed-forward pass.
 Source: arXiv 2602.06036 section 3 and the official `dflash` package 0.1.0 (`model_mlx.py`).
 """
 
+from collections.abc import Callable
+
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.qwen3 import MLP
@@ -15,6 +17,12 @@ from dflash_mlx.models.draft_config import DraftConfig
 from dflash_mlx.models.masks import block_mask
 from dflash_mlx.models.protocols import Block, Target
 from dflash_mlx.models.rotation import Rotation, make_rotation
+
+Start = int | mx.array
+"""Position of the first row, or [N] of them where N blocks are denoised side by side."""
+
+Attend = Callable[[mx.array], mx.array]
+"""Attention of normed block rows [N, B, D] over whatever they see."""
 
 
 class DraftAttention(nn.Module):
@@ -43,27 +51,35 @@ class DraftAttention(nn.Module):
     ) -> mx.array:
         """Return [1, B, D] for normed block rows [1, B, D], the first at position `start`."""
         n_rows = rows.shape[1]
-        queries = rope(self._heads(self.q_norm, self.q_proj(rows), self.n_heads), offset=start)
+        queries = self.queries(rows, rope, start)
         keys, values = context.with_block(*self.keys_values(rows, rope, start))
         mask = block_mask(context.positions, start, n_rows, self.window, self.causal)
         mixed = mx.fast.scaled_dot_product_attention(
-            queries, keys, values, scale=self.scale, mask=mask, sinks=self._sinks()
+            queries, keys, values, scale=self.scale, mask=mask, sinks=self.sinks
         )
         return self.o_proj(mixed.transpose(0, 2, 1, 3).reshape(1, n_rows, -1))
 
-    def keys_values(self, rows: mx.array, rope: Rotation, start: int) -> tuple[mx.array, mx.array]:
-        """Return rotated keys and values [1, H, n, d] of rows [1, n, D] from position `start`."""
+    def queries(self, rows: mx.array, rope: Rotation, start: Start) -> mx.array:
+        """Return rotated queries [N, H, n, d] of rows [N, n, D] from position `start`."""
+        split = self._heads(self.q_norm, self.q_proj(rows), self.n_heads)
+        return rope(split, offset=start)
+
+    def keys_values(
+        self, rows: mx.array, rope: Rotation, start: Start
+    ) -> tuple[mx.array, mx.array]:
+        """Return rotated keys and values [N, H, n, d] of rows [N, n, D] from position `start`."""
         keys = self._heads(self.k_norm, self.k_proj(rows), self.n_kv_heads)
         values = self._heads(None, self.v_proj(rows), self.n_kv_heads)
         return rope(keys, offset=start), values
 
-    def _sinks(self) -> mx.array | None:
-        """Return a score per head that takes attention without giving a value, if there is."""
+    @property
+    def sinks(self) -> mx.array | None:
+        """A score per head that takes attention without giving a value, if there is."""
         return self.attention_sink_bias if "attention_sink_bias" in self else None
 
     @staticmethod
     def _heads(norm: nn.Module | None, projected: mx.array, n_heads: int) -> mx.array:
-        split = projected.reshape(1, projected.shape[1], n_heads, -1)
+        split = projected.reshape(*projected.shape[:2], n_heads, -1)
         if norm is not None:
             split = norm(split)
         return split.transpose(0, 2, 1, 3)
@@ -83,7 +99,11 @@ class DraftLayer(nn.Module):
         self, rows: mx.array, rope: Rotation, start: int, context: ContextLayer
     ) -> mx.array:
         """Return [1, B, D] for block rows [1, B, D], the first at position `start`."""
-        rows = rows + self.self_attn(self.input_layernorm(rows), rope, start, context)
+        return self.mix(rows, lambda normed: self.self_attn(normed, rope, start, context))
+
+    def mix(self, rows: mx.array, attend: Attend) -> mx.array:
+        """Return [N, B, D] for block rows [N, B, D], whose attention is `attend`."""
+        rows = rows + attend(self.input_layernorm(rows))
         return rows + self.mlp(self.post_attention_layernorm(rows))
 
 

@@ -16,11 +16,10 @@ from typing import NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
-from dflash_mlx.cache.context import ContextCache, ContextLayer
-from dflash_mlx.models.draft import BoundDraft, DraftLayer, DraftModel
+from dflash_mlx.cache.context import ContextCache
+from dflash_mlx.models.draft import Attend, BoundDraft, DraftLayer, DraftModel
 from dflash_mlx.models.draft_config import ConvolutionConfig, DraftConfig, SelectorConfig
 from dflash_mlx.models.protocols import Block, Candidates, Target
-from dflash_mlx.models.rotation import Rotation
 from dflash_mlx.sampling import Stream, draw
 
 Pick = Callable[[mx.array, int], mx.array]
@@ -37,27 +36,27 @@ class BlockConvolution(nn.Module):
         self.kernel_projection = nn.Linear(dim, 2 * self.n_taps * self.n_groups, bias=False)
 
     def before(self, rows: mx.array) -> tuple[mx.array, mx.array]:
-        """Return rows [1, B, D] convolved, and the kernels [1, B, T, G] for `after`."""
-        shape = (1, rows.shape[1], 2, self.n_taps, self.n_groups)
+        """Return rows [N, B, D] convolved, and the kernels [N, B, T, G] for `after`."""
+        shape = (*rows.shape[:2], 2, self.n_taps, self.n_groups)
         kernels = self.kernel_projection(rows).reshape(shape)
         return self._convolve(rows, kernels[:, :, 0], self.base_kernel[0]), kernels[:, :, 1]
 
     def after(self, rows: mx.array, kernels: mx.array) -> mx.array:
-        """Return a sublayer's output rows [1, B, D] convolved with `kernels`."""
+        """Return a sublayer's output rows [N, B, D] convolved with `kernels`."""
         return self._convolve(rows, kernels, self.base_kernel[1])
 
     def _convolve(self, rows: mx.array, kernels: mx.array, base: mx.array) -> mx.array:
-        """Sum earlier rows weighted by `base` [T, D] and `kernels` [1, B, T, G]; before slot 0
+        """Sum earlier rows weighted by `base` [T, D] and `kernels` [N, B, T, G]; before slot 0
         there is nothing, for the convolution never reaches out of the block.
         """
-        n_rows, dim = rows.shape[1:]
-        grouped = rows.reshape(1, n_rows, self.n_groups, -1)
+        n_blocks, n_rows, dim = rows.shape
+        grouped = rows.reshape(n_blocks, n_rows, self.n_groups, -1)
         total = mx.zeros_like(grouped)
         for tap in range(min(self.n_taps, n_rows)):
             shifted = mx.pad(grouped[:, : n_rows - tap], [(0, 0), (tap, 0), (0, 0), (0, 0)])
             fixed = base[tap].reshape(self.n_groups, -1).astype(rows.dtype)
             total = total + (fixed + kernels[:, :, tap, :, None]) * shifted
-        return total.reshape(1, n_rows, dim)
+        return total.reshape(n_blocks, n_rows, dim)
 
 
 class ConvolvedLayer(DraftLayer):
@@ -69,13 +68,10 @@ class ConvolvedLayer(DraftLayer):
         self.attention_conv = BlockConvolution(config.hidden_size, config.convolution)
         self.mlp_conv = BlockConvolution(config.hidden_size, config.convolution)
 
-    def __call__(
-        self, rows: mx.array, rope: Rotation, start: int, context: ContextLayer
-    ) -> mx.array:
-        """Return [1, B, D] for block rows [1, B, D], the first at position `start`."""
+    def mix(self, rows: mx.array, attend: Attend) -> mx.array:
+        """Return [N, B, D] for block rows [N, B, D], whose attention is `attend`."""
         mixed, kernels = self.attention_conv.before(self.input_layernorm(rows))
-        attended = self.self_attn(mixed, rope, start, context)
-        rows = rows + self.attention_conv.after(attended, kernels)
+        rows = rows + self.attention_conv.after(attend(mixed), kernels)
         mixed, kernels = self.mlp_conv.before(self.post_attention_layernorm(rows))
         return rows + self.mlp_conv.after(self.mlp(mixed), kernels)
 
