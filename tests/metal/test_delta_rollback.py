@@ -44,8 +44,7 @@ def _layers(
     case: Case, device: Device | None
 ) -> tuple[DeltaTape, list[tuple[DeltaRows, mx.array]]]:
     """The tape of all layers, and each layer's rows with its state before the block."""
-    inputs = [delta_case({**case, "rows": case["rows"]}) for _ in range(case["layers"])]
-    inputs = [(rows, state * (1 + layer)) for layer, (rows, state) in enumerate(inputs)]
+    inputs = [delta_case({**case, "layer": layer}) for layer in range(case["layers"])]
     runs = [delta_verify(rows, state, device=device) for rows, state in inputs]
     rng = np.random.default_rng(5)
     channels = 70

@@ -37,8 +37,8 @@ WATCHED = Axes(
 
 
 def delta_case(case: Case) -> tuple[DeltaRows, mx.array]:
-    """Rows and a state of the size of real ones: unit keys, decays below one."""
-    rng = np.random.default_rng(case["rows"])
+    """Rows and a state of the size of real ones: unit keys, decays below one; no layers alike."""
+    rng = np.random.default_rng([case["rows"], case.get("layer", 0)])
     (key_heads, value_heads), rows = case["heads"], case["rows"]
     dtype = DTYPES[case["dtype"]]
 

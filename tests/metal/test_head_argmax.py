@@ -120,6 +120,14 @@ def test_equal_logits_go_to_the_lowest_token(ordered_device: Device) -> None:
     assert (np.diff(first, axis=1) == 40).all()
 
 
+def test_walks_several_tiles_of_a_strip(traced_device: Device) -> None:
+    """Simdgroups that share a tile must all be done with it before the next one is begun."""
+    x, w = (drawn(n, (n, 64), mx.float32, outliers=False) * 0.2 for n in (8, 2100))
+    geometry = MatrixGeometry(1, 2)  # 263 tiles in 132 strips
+    best = head_argmax(x, Head(w), 2, device=traced_device, geometry=geometry)
+    _check(best, x, Head(w), exact(w), np.abs(exact(w)))
+
+
 def test_never_writes_the_logits(traced_device: Device) -> None:
     """Writing [rows, vocabulary] and reading it back is what the kernel is there to avoid."""
     if not isinstance(traced_device, ExecutorDevice):

@@ -19,7 +19,7 @@ from dflash_mlx.metal.verify_attention import (
 from tests.metal.attention_cases import attention, cached, queries
 from tests.metal.covering import Axes, Case
 from tests.metal.device import ExecutorDevice
-from tests.metal.exactness import DTYPES, check
+from tests.metal.exactness import DTYPES, check, drawn
 from tests.metal.executor.launch import ORDERS
 
 AXES = Axes(
@@ -91,6 +91,28 @@ def test_a_long_context_is_right_in_the_shipped_geometry(context: int, device: D
     out = verify_attention(q, k, v, 0.1, device=device)
     seen = _seen(16, context + 16, None)
     check(out, *attention(q, k, v, 0.1, seen), slack=4)
+
+
+SPLIT = AttentionGeometry(2, 1, 16, keys_per_split=40)
+
+
+def test_reads_views_of_any_strides(device: Device) -> None:
+    """Caches differ in what lies side by side: rows of a head, or heads of a row."""
+    q, scale = queries(1, 4, 5, 64, mx.float32), 64**-0.5
+    interleaved = [queries(seed, 2, 90, 64, mx.float32) for seed in (2, 3)]
+    upright = [drawn(seed, (1, 2, 64, 90), mx.float32, False).swapaxes(2, 3) for seed in (2, 3)]
+    for k, v in (interleaved, upright):
+        out = verify_attention(q, k, v, scale, device=device, geometry=SPLIT)
+        check(out, *attention(q, k, v, scale, _seen(5, 90, None)), slack=4)
+
+
+def test_a_late_key_may_stand_far_above_the_rest(device: Device) -> None:
+    """Scores of another split may be more than 2^127 times as heavy; nothing may overflow."""
+    q, scale = queries(1, 4, 5, 64, mx.float32), 64**-0.5
+    k, v = (queries(seed, 2, 90, 64, mx.float32) for seed in (2, 3))
+    k = k * mx.where(mx.arange(90) == 70, 300.0, 0.1)[:, None]
+    out = verify_attention(q, k, v, scale, device=device, geometry=SPLIT)
+    check(out, *attention(q, k, v, scale, _seen(5, 90, None)), slack=400)
 
 
 @pytest.mark.parametrize(("heads", "size"), [((8, 2), 128), ((6, 1), 256), ((16, 2), 128)])
