@@ -92,6 +92,15 @@ def _manifest(
             found |= {"draft": draft_facts(job.draft), "draft_origin": origin}
         else:
             found |= {"target": target_facts(job.config, folder), "target_origin": origin}
-        if card := registry.card_for(located.name):
-            found["thinking"] = card.thinking
-    return Manifest(**found)
+    return Manifest(**found, thinking=_thinking(jobs))
+
+
+def _thinking(jobs: Sequence[Job]) -> bool | None:
+    """The mode that the draft was trained for: as the sources' own cards say, or the registry's."""
+    folders = [job.source.located.folder for job in jobs]
+    found = [manifest.trained_thinking(folders[0], folders[1] if len(folders) > 1 else None)]
+    for job in reversed(jobs):
+        name = job.source.located.name
+        known = registry.card_of_draft(name) if job.draft else registry.card_for(name)
+        found.append(known.thinking if known else None)
+    return next((thinking for thinking in found if thinking is not None), None)

@@ -42,8 +42,8 @@ def locate(reference: str, revision: str | None, on_step: hub.Step = lambda text
             raise BadRequest(f"{reference} is a local path and has no revision {revision!r}")
         return _local(path)
     card = registry.find(reference)
-    if card and not revision:
-        reference, revision = card.target, card.target_revision
+    if card:
+        reference, revision = card.target, revision or card.target_revision
     found = hub.resolve(reference, pins=Pins(default_folder()), revision=revision, on_step=on_step)
     if found.path.is_file():
         return Located(reference, found.path.parent, found.path, found.revision, _day(found.path))

@@ -22,7 +22,7 @@ from dflash_mlx.loading import (
     load_draft,
     load_target,
 )
-from dflash_mlx.manifest import check_cards
+from dflash_mlx.manifest import check_cards, trained_thinking
 from dflash_mlx.pairing import Choice, choose
 from dflash_mlx.pins import Pins, default_folder
 from dflash_mlx.session import Session
@@ -139,7 +139,8 @@ def assemble(files: Files, compute: Compute, cache: CacheConfig, hooks: LoadHook
         BadCheckpoint, UnsupportedModel, PairMismatch: they cannot be run, or not together.
     """
     choice = files.choice
-    check_cards(files.target.path, files.draft.path if files.draft else None)
+    places = files.target.path, files.draft.path if files.draft else None
+    check_cards(*places)
     hooks.on_step(f"loading {choice.target}")
     read = load_target(files.target.path, compute)
     bound = None
@@ -156,7 +157,7 @@ def assemble(files: Files, compute: Compute, cache: CacheConfig, hooks: LoadHook
         draft_name=choice.draft,
         blas=blas_in_use(),
         quantized="quantization" in read.config,
-        card=choice.card,
+        trained_thinking=choice.card.thinking if choice.card else trained_thinking(*places),
         no_draft=choice.no_draft,
     )
 

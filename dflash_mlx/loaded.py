@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from dflash_mlx.adaptive import AdaptiveBlock
 from dflash_mlx.cache import STEP
 from dflash_mlx.compute import Compute
-from dflash_mlx.config import CacheConfig, GenerationConfig, PairCard, SamplingConfig
+from dflash_mlx.config import CacheConfig, GenerationConfig, SamplingConfig
 from dflash_mlx.decode import Pair
 from dflash_mlx.errors import BadRequest
 from dflash_mlx.policy import BlockPolicy, FixedBlock
@@ -24,8 +24,9 @@ _QUANTIZED_METAL_ROWS = 5
 class LoadedPair:
     """Models, tokenizer and defaults of one pair, and the `tuning` that its requests share.
 
-    `sampling` is what the model's own generation config asks for. `no_draft` says why there is
-    no draft, where none was found.
+    `sampling` is what the model's own generation config asks for. `trained_thinking` is the mode
+    that the draft was trained for, None where no card says one. `no_draft` says why there is no
+    draft, where none was found.
     """
 
     pair: Pair
@@ -37,7 +38,7 @@ class LoadedPair:
     draft_name: str | None
     blas: str
     quantized: bool
-    card: PairCard | None = None
+    trained_thinking: bool | None = None
     no_draft: str | None = None
     tuning: Tuning | None = None
 
@@ -89,12 +90,12 @@ class LoadedPair:
             return None
         if config.thinking is not None:
             return config.thinking
-        return self.card.thinking if self.card else None
+        return self.trained_thinking
 
     def notices(self, config: GenerationConfig) -> list[str]:
         """Return what a user should know about how a request will run."""
         notices = [self.no_draft] if self.no_draft else []
-        trained = self.card.thinking if self.card and self.pair.draft else None
+        trained = self.trained_thinking if self.pair.draft else None
         if trained is not None and self.thinking(config) != trained:
             mode = "on" if trained else "off"
             notices.append(

@@ -183,12 +183,32 @@ def check_cards(target: Path, draft: Path | None) -> None:
     card = Manifest.read(target) if target.is_dir() else None
     if card is None:
         return
-    inside = draft is not None and draft.resolve() == (target / DRAFT_FOLDER).resolve()
     card.check(
         target_facts(_config(target), target),
-        draft_facts(read_draft_config(_config(draft))) if draft and inside else None,
+        draft_facts(read_draft_config(_config(draft)))
+        if draft and _inside(draft, target)
+        else None,
         str(target),
     )
+
+
+def trained_thinking(target: Path, draft: Path | None) -> bool | None:
+    """Return the thinking mode that the cards beside a target and its draft give the draft.
+
+    The target's card speaks of the draft inside, and of none where no draft runs; a draft from
+    elsewhere has its own card, or none.
+
+    Raises:
+        BadCheckpoint: a card cannot be read.
+    """
+    owner = draft if draft and not _inside(draft, target) else target
+    card = Manifest.read(owner) if owner.is_dir() else None
+    return card.thinking if card else None
+
+
+def _inside(draft: Path, target: Path) -> bool:
+    """Whether a draft is the one that lies in its target's folder."""
+    return draft.resolve() == (target / DRAFT_FOLDER).resolve()
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def _with_named_draft(chosen: Choice, draft: str) -> Choice:
     if Path(draft).expanduser().exists():
         return replace(chosen, draft=draft)
     by_name = registry.find(draft)
-    owner = by_name or next((card for card in registry.cards() if card.draft == draft), None)
+    owner = by_name or registry.card_of_draft(draft)
     if owner is None or owner.draft is None:
         return replace(chosen, draft=draft)
     return replace(chosen, draft=owner.draft, draft_revision=owner.draft_revision)

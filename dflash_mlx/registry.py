@@ -88,6 +88,11 @@ def card_for(repository: str) -> PairCard | None:
     return None
 
 
+def card_of_draft(repository: str) -> PairCard | None:
+    """The first card that names `repository` as its draft; None if there is none."""
+    return next((card for card in cards() if card.draft == repository), None)
+
+
 def near(name: str) -> list[str]:
     """Nicknames that resemble `name`, the nearest first; at most three."""
     spelled = {alias: card.nickname for card in cards() for alias in _names(card)}

@@ -52,7 +52,7 @@ def test_the_mode_a_draft_was_trained_for_is_the_default_and_another_is_warned_o
     """Thinking on with a draft that never saw thoughts halved the acceptance, unsaid."""
     pair = Pair(target, random_draft(target))
     card = registry.find("qwen3-8b")
-    loaded = loaded_pair(pair, card=card, tokenizer=ThinkingTokenizer())
+    loaded = loaded_pair(pair, trained_thinking=card.thinking, tokenizer=ThinkingTokenizer())
     config = GenerationConfig(thinking=asked)
     assert loaded.thinking(config) is used
     notices = loaded.notices(config)
@@ -62,9 +62,7 @@ def test_the_mode_a_draft_was_trained_for_is_the_default_and_another_is_warned_o
 
 def test_without_a_draft_its_training_does_not_matter(target):
     """A warning about a draft that does not run is noise."""
-    loaded = loaded_pair(
-        Pair(target), card=registry.find("qwen3-8b"), tokenizer=ThinkingTokenizer()
-    )
+    loaded = loaded_pair(Pair(target), trained_thinking=False, tokenizer=ThinkingTokenizer())
     assert loaded.notices(GenerationConfig(thinking=True)) == []
 
 
