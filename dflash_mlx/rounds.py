@@ -9,8 +9,8 @@ class Round:
 
     `tokens` were committed, behind `context` rows. `drafted` draft tokens were proposed (0: a
     plain step) and `accepted` of them are among `tokens`. `healthy` is False when the draft's
-    logits were not finite. `confidence` is the target's probability for its own best token at
-    the row behind each of `tokens`.
+    logits were not finite. `confidence` is the probability that the target's best token would have
+    had beside the next best alone, at the row behind each of `tokens`.
 
     `seconds` is the whole round without the `away_s` that the caller spent before it on the
     tokens of the last; `draft_s` is the draft's share where it was timed apart. A round was

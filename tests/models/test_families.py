@@ -237,7 +237,7 @@ def test_sampled_tokens_follow_the_target(known: Known) -> None:
     logits = known.target.logits(walked.hidden)[0]
     scores = log_probs(logits)
     probs = np.array(mx.softmax(filtered(scores, sampling), axis=-1), dtype=np.float64)
-    drawn = [make_chooser(sampling, seed)(scores, cache.length + 1) for seed in range(400)]
+    drawn = [make_chooser(sampling, seed)(logits, cache.length + 1) for seed in range(400)]
     counts = np.array(mx.stack(drawn))
     for row in range(2):
         assert pearson(counts[:, row], probs[row]) < 40
