@@ -85,6 +85,8 @@ def open_source(located: Located) -> Source:
     _refuse_foreign_packing(config, located.name)
     if located.file and located.file.suffix == ".safetensors":
         form, tensors = "safetensors", safetensors.read_file(located.file)
+    elif located.file:
+        form, tensors = "PyTorch", torch_source.read_file(located.file)
     elif any(located.folder.glob("*.safetensors")):
         form, tensors = "safetensors", safetensors.read_folder(located.folder)
     else:

@@ -1,6 +1,7 @@
 """PyTorch `.bin` checkpoints, as weights only: a pickle is never executed here.
 
-torch reads them, memory-mapped; without torch there is no safe reader and we say how to get it.
+torch reads what is where; the values are read from the file by row range. Without torch there is
+no safe reader and we say how to get it.
 """
 
 import json
@@ -10,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from dflash_mlx.convert.safetensors import is_plain_name
+from dflash_mlx.convert.safetensors import File, StoredRows, is_plain_name
 from dflash_mlx.convert.tensors import Carrier, Rows, row_count, row_width
+from dflash_mlx.convert.torch_zip import map_address
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
 
 INDEX = "pytorch_model.bin.index.json"
@@ -23,7 +25,7 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class TorchRows:
-    """A tensor of an open checkpoint; the map of the file reads the rows that are touched."""
+    """A tensor that does not lie in its file row by row, read through torch."""
 
     tensor: Any
     dtype: str
@@ -33,10 +35,9 @@ class TorchRows:
         """Return rows `start` to `stop`."""
         import torch
 
-        flat = self.tensor.reshape(row_count(self.shape), row_width(self.shape))[start:stop]
-        if self.dtype == "BF16":
-            flat = flat.view(torch.int16)
-        values: Carrier = flat.numpy()
+        rows = self.tensor.reshape(row_count(self.shape), row_width(self.shape))[start:stop]
+        rows = rows.contiguous()
+        values: Carrier = (rows.view(torch.int16) if self.dtype == "BF16" else rows).numpy()
         return values.view(np.uint16) if self.dtype == "BF16" else values
 
 
@@ -47,17 +48,9 @@ def read_folder(folder: Path) -> dict[str, Rows]:
         BadCheckpoint: files are missing, unreadable, or hold more than weights.
         UnsupportedModel: torch is not installed.
     """
-    names = _shards(folder)
-    try:
-        import torch  # noqa: F401
-    except ImportError as error:
-        raise UnsupportedModel(
-            f"{folder} holds PyTorch weights, which need torch to be read safely: pip install "
-            "'dflash-mlx[torch]', or give a safetensors build"
-        ) from error
     tensors: dict[str, Rows] = {}
-    for name in names:
-        for tensor, rows in _read_file(folder / name).items():
+    for name in _shards(folder):
+        for tensor, rows in read_file(folder / name).items():
             if tensor in tensors:
                 raise BadCheckpoint(f"{folder} holds {tensor!r} twice; fetch it again")
             tensors[tensor] = rows
@@ -91,15 +84,32 @@ def _shards(folder: Path) -> list[str]:
     return names
 
 
-def _read_file(path: Path) -> dict[str, Rows]:
+def read_file(path: Path) -> dict[str, Rows]:
+    """Return the tensors of one file by name.
+
+    Raises:
+        BadCheckpoint: the file is unreadable, or holds more than weights.
+        UnsupportedModel: torch is not installed.
+    """
     import pickle
 
-    import torch
-
+    try:
+        import torch
+    except ImportError as error:
+        raise UnsupportedModel(
+            f"{path} holds PyTorch weights, which need torch to be read safely: pip install "
+            "'dflash-mlx[torch]', or give a safetensors build"
+        ) from error
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError) as error:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if "mmap can only be used" in why:
+            raise BadCheckpoint(
+                f"{path} is in the format from before torch 1.6, which is not read in pieces and "
+                "may hold code, which is never run here; load it with torch.load(..., "
+                "weights_only=True) and save it again"
+            ) from error
         raise BadCheckpoint(
             f"{path} is no PyTorch file of weights only ({why[:120]}); it is truncated, or holds "
             "code, which is never run here"
@@ -107,10 +117,14 @@ def _read_file(path: Path) -> dict[str, Rows]:
     state = state.get("state_dict", state) if isinstance(state, dict) else state
     if not isinstance(state, dict) or not all(torch.is_tensor(item) for item in state.values()):
         raise BadCheckpoint(f"{path} holds something other than tensors by name; give weights")
+    base, file = map_address(path, state.values()), File(path)
     tensors: dict[str, Rows] = {}
     for name, tensor in state.items():
-        dtype = _DTYPES.get(str(tensor.dtype))
+        dtype, shape = _DTYPES.get(str(tensor.dtype)), tuple(tensor.shape)
         if dtype is None:
             raise UnsupportedModel(f"{path}: {name!r} is {tensor.dtype}; save it as bfloat16")
-        tensors[name] = TorchRows(tensor, dtype, tuple(tensor.shape))
+        if base is not None and tensor.is_contiguous():
+            tensors[name] = StoredRows(file, tensor.data_ptr() - base, dtype, shape)
+        else:
+            tensors[name] = TorchRows(tensor.detach(), dtype, shape)
     return tensors
