@@ -10,6 +10,21 @@ from dflash_mlx.errors import BadRequest, DownloadFailed
 Ask = Callable[[str], bool]
 
 
+def check_repository(repository: str) -> None:
+    """Check a repository's name, before hours are spent on what goes there.
+
+    Raises:
+        BadRequest: the hub cannot have a repository of that name.
+    """
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise BadRequest(f"{repository!r} is no repository name; give owner/name") from error
+
+
 def upload_folder(folder: Path, repository: str, ask: Ask) -> str | None:
     """Upload `folder` and return the address of its page; None if `ask` was answered no.
 
@@ -18,8 +33,9 @@ def upload_folder(folder: Path, repository: str, ask: Ask) -> str | None:
         DownloadFailed: the hub refused or cannot be reached.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError
 
+    check_repository(repository)
     if not (folder / REPORT).is_file():
         raise BadRequest(f"{folder} is no finished conversion; convert first, then upload")
     n_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -33,13 +49,11 @@ def upload_folder(folder: Path, repository: str, ask: Ask) -> str | None:
     try:
         api.create_repo(repository, exist_ok=True)
         api.upload_folder(repo_id=repository, folder_path=folder)
-    except HFValidationError as error:
-        raise BadRequest(f"{repository!r} is no repository name; give owner/name") from error
     except (HfHubHTTPError, HTTPError, OSError) as error:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DownloadFailed(
-            f"{repository} could not be written ({why}); log in with: hf auth login, and run the "
-            "command again"
+            f"{repository} could not be written ({why}); {folder} is finished. Log in with: hf "
+            f"auth login, then: hf upload {repository} {folder}"
         ) from error
     return f"{api.endpoint}/{repository}"
 

@@ -1,6 +1,7 @@
 """`dflash-mlx convert`: flags to a `ConvertConfig`, progress to stderr, the outcome as a table."""
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -77,6 +78,10 @@ def convert(
     choose_blas("auto")  # before MLX is imported; checking multiplies matrices
     from dflash_mlx.convert import ConvertConfig
 
+    if upload is not None:
+        from dflash_mlx.convert.upload import check_repository
+
+        check_repository(upload)
     config = ConvertConfig(
         source=source,
         out=out,
@@ -130,16 +135,20 @@ def _run(config: "ConvertConfig", as_json: bool, upload: str | None) -> None:
     remember(outcome.out, default_folder())
     table: dict[str, Any] = outcome.table()
     show_outcome(terminal, table)
-    if upload:
-        table["uploaded"] = _upload(outcome.out, upload)
+    if upload is not None:
+        table["uploaded"] = _upload(terminal, outcome.out, upload)
     if as_json:
         typer.echo(json.dumps(table))
 
 
-def _upload(folder: Path, repository: str) -> str | None:
+def _upload(terminal: Terminal, folder: Path, repository: str) -> str | None:
     from dflash_mlx.convert.upload import upload_folder
 
     def ask(question: str) -> bool:
-        return typer.confirm(question, default=False, err=True)
+        typer.echo(f"{question} [y/N] ", err=True, nl=False)
+        # nobody there to answer is a no
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
 
-    return upload_folder(folder, repository, ask)
+    page = upload_folder(folder, repository, ask)
+    terminal.say(f"uploaded: {page}" if page else "not uploaded", bold=True)
+    return page

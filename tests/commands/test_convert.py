@@ -5,9 +5,7 @@ import json
 import pytest
 
 from dflash_mlx.commands import main
-from dflash_mlx.convert.upload import upload_folder
 from dflash_mlx.converted import converted, remember
-from dflash_mlx.errors import BadRequest
 from tests.convert.checkpoints import draft_folder
 
 
@@ -90,35 +88,3 @@ def test_the_default_folder_is_named_for_what_it_holds(source, tmp_path, monkeyp
     assert main(["convert", str(source), "--no-verify"]) == 0
     assert (tmp_path / "source-draft-4bit/model.safetensors").exists()
     assert "source-draft-4bit" in capsys.readouterr().err
-
-
-def test_nothing_is_uploaded_without_a_yes(source, tmp_path):
-    """What is public once cannot be taken back."""
-    main(["convert", str(source), "-o", str(tmp_path / "out"), "--no-verify"])
-    asked = []
-
-    def no(question):
-        asked.append(question)
-        return False
-
-    assert upload_folder(tmp_path / "out", "somebody/model", no) is None
-    assert "somebody/model" in asked[0]
-    assert "anybody can read" in asked[0]
-    with pytest.raises(BadRequest, match="no finished conversion"):
-        upload_folder(source, "somebody/model", no)
-
-
-def test_a_yes_uploads_the_folder(source, tmp_path, monkeypatch):
-    """The folder that was shown is the folder that goes."""
-    main(["convert", str(source), "-o", str(tmp_path / "out"), "--no-verify"])
-    calls = []
-    monkeypatch.setattr(
-        "huggingface_hub.HfApi.create_repo", lambda self, name, **options: calls.append(name)
-    )
-    monkeypatch.setattr(
-        "huggingface_hub.HfApi.upload_folder",
-        lambda self, **options: calls.append(options["folder_path"]),
-    )
-    page = upload_folder(tmp_path / "out", "somebody/model", lambda question: True)
-    assert page.endswith("/somebody/model")
-    assert calls == ["somebody/model", tmp_path / "out"]
