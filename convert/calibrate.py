@@ -14,7 +14,6 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_unflatten
 
 from dflash_mlx.convert.layerwalk import LayerWalk
 from dflash_mlx.convert.layout import Layout
@@ -23,6 +22,7 @@ from dflash_mlx.convert.progress import Progress, Watcher
 from dflash_mlx.convert.recipe import Recipe
 from dflash_mlx.convert.sample_text import TEXT
 from dflash_mlx.convert.source import Source
+from dflash_mlx.convert.streamed import put
 from dflash_mlx.convert.tensors import Rows, chunks, numbers, to_mlx
 from dflash_mlx.convert.tokens import source_tokens
 from dflash_mlx.errors import BadRequest, UnsupportedModel
@@ -129,12 +129,13 @@ def _measure(
 ) -> Iterator[Measured]:
     hidden = walk.embed(values, tokens)
     for index in range(walk.n_layers):
+        modules = walk.layer(index).named_modules()
+        inner = {path for path, module in modules if hasattr(module, "to_quantized")}
         layer = walk.fill(index, values)
-        inner = {path for path, module in layer.named_modules() if hasattr(module, "to_quantized")}
-        seen = _run_seen(walk, index, layer, inner)
+        seen = _watched(layer, inner)
         hidden = walk.run(index, hidden)
         rows = {path: module.rows() for path, module in seen.items()}
-        _put(layer, {path: module.inner for path, module in seen.items()})
+        put(layer, {path: module.inner for path, module in seen.items()})
         walk.empty(index)
         for path in sorted(inner):
             whole, entering = f"model.layers.{index}.{path}", rows[path]
@@ -148,15 +149,11 @@ def _measure(
             yield measured(path, values[f"{path}.weight"], normed, group_size)
 
 
-def _run_seen(walk: LayerWalk, index: int, layer: nn.Module, paths: set[str]) -> dict[str, "_Seen"]:
+def _watched(layer: nn.Module, paths: set[str]) -> dict[str, "_Seen"]:
     modules = dict(layer.named_modules())
     seen = {path: _Seen(modules[path]) for path in paths}
-    _put(layer, dict(seen))
+    put(layer, dict(seen))
     return seen
-
-
-def _put(layer: nn.Module, modules: dict[str, Any]) -> None:
-    layer.update_modules(tree_unflatten(list(modules.items())))
 
 
 class _Seen(nn.Module):

@@ -1,4 +1,4 @@
-"""A target's layers over one text, with one layer's weights in memory at a time.
+"""A target's layers over one text, with a fraction of one layer's weights in memory at a time.
 
 The layers are mlx-lm's and are called as the runtime's walk calls them. Weights come as rows, so
 a source, its values as they will be after conversion, and a source far larger than memory are
@@ -12,6 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from dflash_mlx.convert.streamed import StreamedLinear, put
 from dflash_mlx.convert.target_layout import build_model
 from dflash_mlx.convert.tensors import Rows, read_all, to_mlx
 from dflash_mlx.errors import UnsupportedModel
@@ -42,6 +43,7 @@ class LayerWalk:
         # quick on Metal as stored; MLX's CPU products are quick in float32 only
         self.dtype = mx.bfloat16 if mx.metal.is_available() else mx.float32
         self._tied = bool(config.get("tie_word_embeddings"))
+        self._linears: dict[str, nn.Linear] = {}
 
     def embed(self, values: Mapping[str, Rows], tokens: list[int]) -> mx.array:
         """Return the embeddings [1, n, D] of `tokens`, of which only their rows are read."""
@@ -57,15 +59,23 @@ class LayerWalk:
         return layer
 
     def fill(self, index: int, values: Mapping[str, Rows]) -> nn.Module:
-        """Return a layer's module holding its weights."""
+        """Return a layer's module holding its weights; those of linear layers are streamed."""
         layer, prefix = self.layer(index), f"model.layers.{index}."
+        self._linears = {
+            path: module for path, module in layer.named_modules() if type(module) is nn.Linear
+        }
+        streamed = {
+            path: StreamedLinear(module, values[f"{prefix}{path}.weight"], self.dtype)
+            for path, module in self._linears.items()
+        }
+        put(layer, streamed)
         layer.load_weights([(name, self._read(values[prefix + name])) for name in _names(layer)])
-        mx.eval(layer.parameters())
         return layer
 
     def empty(self, index: int) -> None:
         """Let go of a layer's weights."""
         layer = self.layer(index)
+        put(layer, dict(self._linears))
         parameters = dict(tree_flatten(layer.parameters()))
         shapes = [(name, array.shape) for name, array in parameters.items()]
         layer.load_weights([(name, mx.zeros(shape)) for name, shape in shapes])
@@ -93,7 +103,10 @@ class LayerWalk:
 
     def _read(self, rows: Rows) -> mx.array:
         array = read_all(rows)
-        return array.astype(self.dtype) if mx.issubdtype(array.dtype, mx.floating) else array
+        if mx.issubdtype(array.dtype, mx.floating):
+            array = array.astype(self.dtype)
+        mx.eval(array)  # which frees what was read
+        return array
 
 
 def _names(layer: nn.Module) -> list[str]:

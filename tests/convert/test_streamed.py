@@ -1,0 +1,71 @@
+"""A linear layer read by row range computes what the whole layer computes, holding a chunk."""
+
+import json
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+from dflash_mlx.convert.layerwalk import LayerWalk
+from dflash_mlx.convert.streamed import StreamedLinear
+from dflash_mlx.convert.tensors import chunks
+from tests.convert.checkpoints import target_folder, weights_of
+from tests.convert.test_trace import Held
+
+
+@pytest.fixture
+def short_chunks(monkeypatch):
+    """Chunks of three rows, whatever their width."""
+    monkeypatch.setattr(
+        "dflash_mlx.convert.streamed.chunks",
+        lambda rows: chunks(rows, 3 * rows.shape[-1] * 4),
+    )
+
+
+class Watched(Held):
+    """Rows that note the longest range that was read of them."""
+
+    longest = 0
+
+    def read(self, start, stop):
+        self.longest = max(self.longest, stop - start)
+        return super().read(start, stop)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_products_are_those_of_the_whole_layer(short_chunks, bias):
+    """Three rows at a time, the last range shorter than the others, a bias at the end."""
+    linear = nn.Linear(8, 10, bias=bias)
+    rows = Watched(linear.weight)
+    streamed = StreamedLinear(linear, rows, mx.float32)
+    entering = mx.random.normal((2, 5, 8))
+    assert mx.allclose(streamed(entering), linear(entering), atol=1e-6)
+    assert rows.longest == 3, "memory is what it is for"
+    assert mx.array_equal(streamed.weight, linear.weight)
+
+
+def test_a_layer_without_its_linear_weights_gives_the_layer_s_output(tmp_path, short_chunks):
+    """A weight of the layer before, or one that was never put back, would show only in figures."""
+    source = target_folder(tmp_path / "source", "qwen3")
+    weights = {name: array.astype(mx.float32) for name, array in weights_of(source).items()}
+    values = {name: Held(array) for name, array in weights.items()}
+    walk = LayerWalk(json.loads((source / "config.json").read_text()), "source")
+    hidden = walk.embed(values, [1, 2, 3, 4])
+    expected = walk.model.model
+    expected.load_weights(
+        [(name.removeprefix("model."), array) for name, array in weights.items()], strict=False
+    )
+    whole = hidden
+    for index in range(walk.n_layers):
+        whole = walk.run(index, whole)
+    for index in range(walk.n_layers):
+        walk.fill(index, values)
+        names = [name for name, _ in tree_flatten(walk.layer(index).parameters())]
+        assert not any("proj.weight" in name for name in names)
+        hidden = walk.run(index, hidden)
+        walk.empty(index)
+        names = [name for name, _ in tree_flatten(walk.layer(index).parameters())]
+        assert "mlp.up_proj.weight" in names
+    assert np.allclose(np.array(hidden), np.array(whole), atol=1e-5)
