@@ -72,7 +72,8 @@ def make_job(source: Source, config: ConvertConfig, folder: str, watch: Watcher)
     tied = bool(source.config.get("tie_word_embeddings")) and draft is None
     kept = source.quantization
     if kept and config.dequantize:
-        layout, kept = unpacked(layout, kept, source.name), None
+        asked = FLOAT_NAMES[config.dtype] if config.dtype else None
+        layout, kept = unpacked(layout, kept, source.name, asked), None
     values = layout.tensors if not kept else unpacked(layout, kept, source.name).tensors
     recipe = _recipe(source, config, layout, values, watch)
     if kept and recipe:

@@ -40,12 +40,18 @@ class DequantizedRows:
         )
         assert weight is not None, "a packed weight has words"
         assert scales is not None, "a packed weight has scales"
+        if self.settings["mode"] == "affine":
+            # products of packed weights are in float32 too; in the scales' type, values are rounded
+            scales = scales.astype(mx.float32)
+            biases = biases if biases is None else biases.astype(mx.float32)
         values = mx.dequantize(weight, scales, biases, **self.settings)
         return from_mlx(values.astype(mlx_dtype(self.dtype)))
 
 
-def unpacked(layout: Layout, kept: Mapping[str, Any], source: str) -> Layout:
-    """Return the layout with every packed weight as values.
+def unpacked(
+    layout: Layout, kept: Mapping[str, Any], source: str, dtype: str | None = None
+) -> Layout:
+    """Return the layout with every packed weight as values, of the scales' type or of `dtype`.
 
     Raises:
         BadCheckpoint: a packed weight does not have the shape that its settings give it.
@@ -62,8 +68,8 @@ def unpacked(layout: Layout, kept: Mapping[str, Any], source: str) -> Layout:
                 "correct the quantization in config.json"
             )
         # scales of the mx formats are exponents and have no type to give
-        dtype = scales.dtype if settings["mode"] == "affine" else "BF16"
-        tensors[f"{path}.weight"] = DequantizedRows(weight, scales, biases, settings, dtype)
+        own = scales.dtype if settings["mode"] == "affine" else "BF16"
+        tensors[f"{path}.weight"] = DequantizedRows(weight, scales, biases, settings, dtype or own)
     return replace(layout, tensors=tensors)
 
 

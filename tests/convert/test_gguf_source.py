@@ -1,9 +1,5 @@
 """GGUF files become folders that mlx-lm loads, with the values that ggml's definitions give."""
 
-import sys
-import types
-from enum import Enum
-
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -100,29 +96,3 @@ def test_other_types_need_the_gguf_package(tmp_path, monkeypatch):
     path = write_tiny(tmp_path / "tiny.gguf", "llama", "Q4_K")
     with pytest.raises(UnsupportedModel, match=r"Q4_K.*dflash-mlx\[gguf\]"):
         open_gguf(path)
-
-
-def test_other_types_are_unpacked_by_the_gguf_package(tmp_path, monkeypatch):
-    """Rows of blocks go in as bytes and come out as floats, in order."""
-    kind = Enum("Kind", ["Q5_0"]).Q5_0
-    constants = types.ModuleType("gguf.constants")
-    constants.GGML_QUANT_SIZES = {kind: (32, 64)}
-    constants.GGMLQuantizationType = {"Q5_0": kind}
-    quants = types.ModuleType("gguf.quants")
-    quants.dequantize = lambda blocks, kind: blocks.view(np.float16).astype(np.float32)
-    for module in (types.ModuleType("gguf"), constants, quants):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    from tests import gguf_writer
-
-    monkeypatch.setitem(gguf_writer.TYPES, "Q5_0", 6)
-    halves = gguf_writer.encode
-    monkeypatch.setattr(
-        gguf_writer,
-        "encode",
-        lambda kind, values: halves("F16" if kind == "Q5_0" else kind, values),
-    )
-    path = write_tiny(tmp_path / "tiny.gguf", "qwen3", "Q5_0")
-    rows = open_gguf(path).tensors["model.layers.1.mlp.down_proj.weight"]
-    _, values = tiny_tensors("qwen3")["model.layers.1.mlp.down_proj"]
-    assert np.allclose(rows.read(3, 9), values[3:9].astype(np.float16))
