@@ -13,6 +13,7 @@ from dflash_mlx.acceptance import Acceptance, expected_tokens
 from dflash_mlx.costs import LiveCosts
 from dflash_mlx.ledger import Ledger
 from dflash_mlx.overlap import Overlap
+from dflash_mlx.policy import TIMED_EVERY
 from dflash_mlx.probing import Probing, TextChange
 from dflash_mlx.rounds import Round
 
@@ -150,12 +151,12 @@ class AdaptiveBlock:
         return self._check > 1 or (self.parked is not None and self._probing.left > 1)
 
     def timed(self) -> bool:
-        """Whether the next round should time its draft apart; the bench does, we need no split."""
-        return False
+        """Whether the next round should time its draft apart: statistics want the split."""
+        return self.parked is None and self._n_drafted % TIMED_EVERY == TIMED_EVERY - 1
 
     def drafts_ahead(self) -> bool:
         """Whether to launch the next draft before the caller gets this round's tokens."""
-        return self._overlap.on and self.parked is None
+        return self._overlap.on and self.parked is None and not self.timed()
 
     def observe(self, done: Round) -> None:
         """Learn what a finished round cost and what it brought."""
@@ -187,6 +188,8 @@ class AdaptiveBlock:
             self._n_plain = 0
             self._n_drafted += 1
             self._n_unchecked += len(done.tokens)
+            if done.draft_s is not None:
+                return  # it waited for the device once more than rounds do
             self._costs.observe(done.drafted + 1, done.context, done.seconds)
             self._overlap.observe(
                 done.launched_early,

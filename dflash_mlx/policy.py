@@ -13,7 +13,7 @@ from dflash_mlx.rounds import Round
 _WINDOW = 32
 """Rounds without one accepted token after which a draft is worth nothing here."""
 
-_TIMED_EVERY = 16
+TIMED_EVERY = 16
 """One round in so many times the draft apart, which costs one more wait for the device."""
 
 
@@ -74,7 +74,7 @@ class FixedBlock:
 
     def timed(self) -> bool:
         """Whether the next round should time its draft apart."""
-        return not self.parked and self._n_rounds % _TIMED_EVERY == 0
+        return not self.parked and self._n_rounds % TIMED_EVERY == 0
 
     def drafts_ahead(self) -> bool:
         """Whether to launch the next draft before the caller gets this round's tokens."""

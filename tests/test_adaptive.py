@@ -195,3 +195,27 @@ def test_drafting_ahead_is_kept_only_where_rounds_get_shorter():
             early = overlap.on
             overlap.observe(early, with_s if early else without_s)
         assert overlap.on is kept
+
+
+def test_the_draft_is_timed_apart_now_and_then():
+    """Statistics of the default mode had no split between draft and verify."""
+    policy, timed = adaptive(CHEAP), 0
+    for at in range(200):
+        width = policy.rows(at)
+        apart = width > 1 and policy.timed()
+        assert not (apart and policy.drafts_ahead()), "a draft launched early cannot be timed"
+        timed += apart
+        policy.observe(
+            Round(
+                tokens=(0,) * width,
+                drafted=width - 1,
+                accepted=width - 1,
+                healthy=True,
+                seconds=CHEAP.at(width, at) * (10 if apart else 1),
+                draft_s=0.001 if apart else None,
+                context=at,
+            )
+        )
+    assert 5 < timed < 20
+    # what the extra wait cost is not what a round costs
+    assert policy.rows(200) == 8
