@@ -9,13 +9,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from statistics import median
 
-from dflash_mlx.accept import match_rule
+from dflash_mlx.accept import request_rule
 from dflash_mlx.config import SamplingConfig
 from dflash_mlx.costs import CostCurve
 from dflash_mlx.decode import Cut, Pair, Plan, decode
 from dflash_mlx.prefill import prefill
 from dflash_mlx.rounds import Round
-from dflash_mlx.sampling import make_chooser
 
 BUDGET_S = 1.6
 """Seconds that a survey may take; a round that was begun is finished."""
@@ -98,7 +97,7 @@ def calibrate(
     prompt = [token % pair.target.shape.vocab_size for token in range(1, _PROMPT_ROWS + 2)]
     state = prefill(pair, cache, prompt, _PROMPT_ROWS, lambda done, total: True)
     assert state is not None
-    rule = match_rule(make_chooser(SamplingConfig(), 0))
+    rule = request_rule(SamplingConfig(), 0)
     plan = Plan(survey, rule, lambda tokens: Cut(len(tokens), False), pair.target.shape.max_rows)
     for _ in decode(pair, cache, state, plan):
         if survey.done:

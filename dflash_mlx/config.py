@@ -212,3 +212,6 @@ class PairCard:
 
 
 Blas = Literal["auto", "bundled", "openblas"]
+
+KernelPolicy = Literal["auto", "off", "force"]
+"""Which Metal kernels to use: right and faster here, none, or all that are right here."""

@@ -31,6 +31,7 @@ class Place:
     quantization: str
     blas: str
     mlx: str
+    kernels: str = "stock"
 
     @property
     def name(self) -> str:

@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from dflash_mlx.accept import AcceptRule, only_token
 from dflash_mlx.cache import PairCache
+from dflash_mlx.metal.head_merge import BestTokens
 from dflash_mlx.models.protocols import Block, Draft, Target, no_draft
 from dflash_mlx.policy import BlockPolicy
 from dflash_mlx.readback import launch, read_back, settle
@@ -99,10 +100,14 @@ class Plan:
 
 
 class Seen(NamedTuple):
-    """What the target makes of a block: logits [B, V] and features [1, B, F]."""
+    """What the target makes of a block: logits [B, V] and features [1, B, F].
+
+    Logits are lazy: a rule that has its answer from `best` leaves them uncomputed.
+    """
 
     logits: mx.array
     features: mx.array
+    best: BestTokens | None
 
 
 def decode(pair: Pair, cache: PairCache, state: State, plan: Plan) -> Iterator[tuple[Round, State]]:
@@ -122,7 +127,7 @@ def decode(pair: Pair, cache: PairCache, state: State, plan: Plan) -> Iterator[t
             draft_s = _wait(block, watch) if block.n_rows > 1 and plan.policy.timed() else None
             context = cache.length
             seen = ahead or verify(pair, cache, mx.array([[state.anchor]]), block)
-            verdict = plan.rule(block, seen.logits, state.history, context + 1)
+            verdict = plan.rule(block, seen.logits, state.history, context + 1, seen.best)
             ahead = step_ahead(pair, cache, verdict) if plan.steps_on(state, block) else None
             n_accepted, healthy, tokens, confidence = read_back(verdict)
             cut = plan.ending(tokens[: n_accepted + 1])
@@ -178,7 +183,8 @@ def verify(pair: Pair, cache: PairCache, anchor: mx.array, block: Block) -> Seen
     tokens = mx.concatenate([anchor, block.tokens], axis=1)
     cache.append(tokens.shape[1])
     walked = pair.target.walk(tokens, cache.layers, pair.taps)
-    return Seen(pair.target.logits(walked.hidden)[0], walked.features)
+    logits = pair.target.logits(walked.hidden)[0]
+    return Seen(logits, walked.features, pair.target.best(walked.hidden))
 
 
 def step_ahead(pair: Pair, cache: PairCache, verdict: mx.array) -> Seen:

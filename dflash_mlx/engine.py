@@ -1,5 +1,6 @@
 """A loaded pair and the thread that serves it."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -10,11 +11,12 @@ import mlx.core as mx
 from dflash_mlx.answer import Result, Stream
 from dflash_mlx.blas import blas_in_use
 from dflash_mlx.compute import Compute, compute_here
-from dflash_mlx.config import CacheConfig, GenerationConfig
+from dflash_mlx.config import CacheConfig, GenerationConfig, KernelPolicy
 from dflash_mlx.decode import Pair
 from dflash_mlx.errors import DFlashError, UnknownModel
 from dflash_mlx.hub import Resolved, resolve
-from dflash_mlx.learning import keep, tuned
+from dflash_mlx.kernels import PairKernels, put_kernels, refuse_force
+from dflash_mlx.learning import keep, measured_again, tuned
 from dflash_mlx.loaded import LoadedPair, Prompt
 from dflash_mlx.loading import (
     check_draft_config,
@@ -34,7 +36,7 @@ ConfigCheck = Callable[[Mapping[str, Any], str], object]
 
 @dataclass(frozen=True)
 class LoadHooks:
-    """Who is told how loading goes.
+    """Who is told how loading goes, and later how kernels race between the first requests.
 
     Each step is a line, a download is bytes done and in all, and a notice is a line about
     something that turned out differently and that the user should know.
@@ -75,6 +77,14 @@ class Engine:
         """Return a new conversation, which keeps both models' rows from turn to turn."""
         return Session(self.loaded, self.worker, system)
 
+    def race_kernels(self, on_step: Callable[[str], None] = lambda text: None) -> None:
+        """Race now, for at most 20 s, the Metal kernels that this machine never raced.
+
+        It happens by itself after the first answer, between requests; `on_step` is told each.
+        """
+        if (kernels := self.loaded.kernels) is not None:
+            self.worker.run(lambda: _race(self.loaded, kernels, on_step))
+
     def close(self) -> None:
         """Cancel what runs and what waits, keep what was learned, and let go of the models.
 
@@ -102,21 +112,26 @@ def load(
     draft: str = "auto",
     cache: CacheConfig | None = None,
     hooks: LoadHooks | None = None,
+    kernels: KernelPolicy = "auto",
 ) -> Engine:
     """Return an engine for a nickname, a local folder, a `.gguf` file or a hub id.
 
     `draft` is "auto" (the one that belongs to the model), "none" (plain decoding), or a name
-    like `model`. Blocks until both models are in memory.
+    like `model`. `kernels` says which Metal kernels serve blocks: those that are right and
+    faster on this machine, none ("off"), or all that are right ("force"). Blocks until both
+    models are in memory.
 
     Raises:
+        BadRequest: kernels are forced where there is no Metal device.
         UnknownModel, DownloadFailed: the files could not be found or brought here.
         BadCheckpoint, UnsupportedModel, PairMismatch: the files cannot be run, or not together.
     """
     hooks = hooks or LoadHooks()
-    files = _bring(choose(model, draft), hooks)
+    refuse_force(kernels)
+    files = bring(choose(model, draft), hooks)
     worker = Worker(f"dflash-mlx {model}")
     try:
-        loaded = worker.run(lambda: _load(files, cache or CacheConfig(), hooks))
+        loaded = worker.run(lambda: _load(files, cache or CacheConfig(), hooks, kernels))
         return Engine(loaded, worker)
     except BaseException:
         worker.close()
@@ -162,8 +177,13 @@ def assemble(files: Files, compute: Compute, cache: CacheConfig, hooks: LoadHook
     )
 
 
-def _bring(choice: Choice, hooks: LoadHooks) -> Files:
-    """Return the files of a target and a draft, downloaded if they are not here."""
+def bring(choice: Choice, hooks: LoadHooks) -> Files:
+    """Return the files of a target and a draft, downloaded if they are not here.
+
+    Raises:
+        UnknownModel, DownloadFailed: they could not be found or brought here.
+        BadCheckpoint, UnsupportedModel: they are not what they are wanted for.
+    """
     pins = Pins(default_folder())
 
     def files(reference: str, revision: str | None, check: ConfigCheck) -> Resolved:
@@ -191,9 +211,21 @@ def _bring(choice: Choice, hooks: LoadHooks) -> Files:
     return Files(choice, target, draft)
 
 
-def _load(files: Files, cache: CacheConfig, hooks: LoadHooks) -> LoadedPair:
+def _load(files: Files, cache: CacheConfig, hooks: LoadHooks, policy: KernelPolicy) -> LoadedPair:
     mx.clear_cache()  # what a pair that was closed before has left
-    loaded = tuned(assemble(files, compute_here(), cache, hooks), hooks.on_step)
+    loaded = assemble(files, compute_here(), cache, hooks)
+    kernels = put_kernels(loaded.pair, policy, on_step=hooks.on_step)
+    if kernels is not None and policy == "force":
+        kernels.race(hooks.on_step, budget_s=math.inf)
+    loaded = tuned(replace(loaded, kernels=kernels), hooks.on_step)
     mx.clear_cache()
     mx.reset_peak_memory()
     return loaded
+
+
+def _race(loaded: LoadedPair, kernels: PairKernels, on_step: Callable[[str], None]) -> None:
+    used = kernels.digest
+    kernels.race(on_step)
+    mx.clear_cache()
+    if kernels.digest != used:
+        measured_again(loaded)

@@ -7,6 +7,7 @@ from importlib.metadata import version
 from dflash_mlx.calibrate import calibrate
 from dflash_mlx.compute import weight_bytes
 from dflash_mlx.cost_store import CostStore, Learned, Place
+from dflash_mlx.costs import CostCurve, LiveCosts
 from dflash_mlx.loaded import LoadedPair
 from dflash_mlx.machine import this_machine
 from dflash_mlx.models.decoder import DecoderTarget
@@ -35,12 +36,19 @@ def tuned(
     if learned is not None:
         return replace(loaded, tuning=Tuning(learned.curve, draft.block_size, learned.start))
     on_step("measuring what rounds cost here")
-    target_bytes = _bytes(loaded.pair.target)
-    tuning = Tuning(calibrate(loaded.pair, draft.block_size, target_bytes), draft.block_size)
-    measured = replace(loaded, tuning=tuning)
+    measured = replace(loaded, tuning=Tuning(_measure(loaded), draft.block_size))
     if word := keep(measured, store):
         on_step(word)
     return measured
+
+
+def measured_again(loaded: LoadedPair) -> None:
+    """Put new costs in the place of what is known: other kernels were chosen meanwhile.
+
+    Belongs on the thread that owns the pair. Takes under two seconds.
+    """
+    if loaded.tuning is not None:
+        loaded.tuning.costs = LiveCosts(_measure(loaded), loaded.tuning.costs.max_rows)
 
 
 def keep(loaded: LoadedPair, store: CostStore | None = None) -> str | None:
@@ -68,7 +76,14 @@ def place_of(loaded: LoadedPair) -> Place:
         quantization=sizes,
         blas=loaded.blas,
         mlx=version("mlx"),
+        kernels=loaded.kernels.digest if loaded.kernels else "stock",
     )
+
+
+def _measure(loaded: LoadedPair) -> CostCurve:
+    draft = loaded.pair.draft
+    assert draft is not None
+    return calibrate(loaded.pair, draft.block_size, _bytes(loaded.pair.target))
 
 
 def _bytes(model: object) -> int:

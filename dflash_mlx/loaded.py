@@ -9,6 +9,7 @@ from dflash_mlx.compute import Compute
 from dflash_mlx.config import CacheConfig, GenerationConfig, SamplingConfig
 from dflash_mlx.decode import Pair
 from dflash_mlx.errors import BadRequest
+from dflash_mlx.kernels import PairKernels
 from dflash_mlx.policy import BlockPolicy, FixedBlock
 from dflash_mlx.tokenizer import Message, Tokenizer
 from dflash_mlx.tuning import Tuning
@@ -22,8 +23,9 @@ _QUANTIZED_METAL_ROWS = 5
 
 @dataclass(frozen=True)
 class LoadedPair:
-    """Models, tokenizer and defaults of one pair, and the `tuning` that its requests share.
+    """Models, tokenizer and defaults of one pair.
 
+    Its requests share `tuning`, and `kernels` where there is a device to launch them on.
     `sampling` is what the model's own generation config asks for. `trained_thinking` is the mode
     that the draft was trained for, None where no card says one. `no_draft` says why there is no
     draft, where none was found.
@@ -41,6 +43,7 @@ class LoadedPair:
     trained_thinking: bool | None = None
     no_draft: str | None = None
     tuning: Tuning | None = None
+    kernels: PairKernels | None = None
 
     @property
     def max_rows(self) -> int:

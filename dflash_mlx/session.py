@@ -15,6 +15,7 @@ from dflash_mlx.errors import BadRequest
 from dflash_mlx.feed import Feed
 from dflash_mlx.loaded import LoadedPair, Prompt
 from dflash_mlx.memory import wired
+from dflash_mlx.racing import race_between
 from dflash_mlx.request import Request
 from dflash_mlx.tokenizer import Message
 from dflash_mlx.worker import Worker
@@ -85,6 +86,7 @@ class Session:
                 self.messages = [*messages, {"role": "assistant", "content": result.text}]
             feed.put(Chunk(result=result))
             feed.end()
+            race_between(self._loaded, self._worker)
         except BaseException as error:  # noqa: BLE001  raised again where the chunks are read
             feed.end(error)
 

@@ -86,7 +86,20 @@ def block_attention(
         return block_attention_reference(q, keys, scale, mask)
     rows_per_group = q.shape[2] * q.shape[1] // keys.block_k.shape[1]
     chosen = geometry or attention_geometries(q.shape[3], q.dtype, rows_per_group)[0]
-    launch = _launch(q, keys, scale, mask, chosen)
+    return launch_block(q, keys, scale, mask, device=device, geometry=chosen)
+
+
+def launch_block(
+    q: mx.array,
+    keys: BlockKeys,
+    scale: float,
+    mask: BlockMask,
+    *,
+    device: Device,
+    geometry: AttentionGeometry,
+) -> mx.array:
+    """`block_attention` of inputs that are known to fit; nothing is checked here."""
+    launch = _launch(q, keys, scale, mask, geometry)
     (out,) = device.run(launch)
     if launch.grid[2] == 1:
         return out

@@ -117,6 +117,11 @@ def weight_shape(weight: Weight) -> tuple[int, int]:
     return weight.shape[0], weight.shape[1]
 
 
+def weight_dtype(weight: Weight) -> mx.Dtype:
+    """The type that a layer with this matrix computes in."""
+    return weight.scales.dtype if isinstance(weight, QuantizedWeight) else weight.dtype
+
+
 def matrix_name(weight: Weight) -> str:
     """A matrix in words: `9728x2560 4-bit g64 bfloat16`."""
     outputs, inputs = weight_shape(weight)
@@ -202,15 +207,15 @@ def _head_difference(best: BestTokens, x: mx.array, head: Head, count: int) -> s
 
 
 def _head_of(weight: Weight) -> Weight:
-    return _outputs(weight, 0, min(CHECKED_HEAD, weight_shape(weight)[0]))
+    return outputs_of(weight, 0, min(CHECKED_HEAD, weight_shape(weight)[0]))
 
 
 def _tail_of(weight: Weight) -> Weight:
     outputs, _ = weight_shape(weight)
-    return _outputs(weight, max(0, outputs - CHECKED_TAIL), outputs)
+    return outputs_of(weight, max(0, outputs - CHECKED_TAIL), outputs)
 
 
-def _outputs(weight: Weight, start: int, end: int) -> Weight:
+def outputs_of(weight: Weight, start: int, end: int) -> Weight:
     """The rows `start` to `end` of a matrix."""
     if isinstance(weight, QuantizedWeight):
         return QuantizedWeight(

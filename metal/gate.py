@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Final, Generic, Literal, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import mlx.core as mx
 
+from dflash_mlx.config import KernelPolicy
+from dflash_mlx.errors import BadRequest
 from dflash_mlx.metal.gate_store import GateStore
-
-Policy = Literal["auto", "off", "force"]
 
 MIN_SPEEDUP: Final = 1.05
 BUDGET_S: Final = 20.0
@@ -83,7 +83,7 @@ class Gate:
     """
 
     store: GateStore
-    policy: Policy = "auto"
+    policy: KernelPolicy = "auto"
     clock: Callable[[], float] = time.perf_counter
     evaluate: Callable[[mx.array], None] = mx.eval
 
@@ -99,6 +99,15 @@ class Gate:
         if entry.geometry is not None and geometry is None:
             return None
         return Verdict(contest.kernel, contest.shape, geometry, entry.reason)
+
+    def answer(self, contest: Contest[Geometry]) -> Verdict[Geometry]:
+        """The stored answer, or that of a check and a race now, which is stored."""
+        verdict = self.recall(contest)
+        if verdict is None:
+            verdict = self._settle(contest)
+            stored = None if verdict.geometry is None else asdict(verdict.geometry)
+            self.store.write(self._stored_key(contest), stored, verdict.reason)
+        return verdict
 
     def decide(
         self,
@@ -120,9 +129,7 @@ class Gate:
                 verdict = Verdict(contest.kernel, contest.shape, None, reason)
             elif verdict is None:
                 progress(done, len(contests), contest.shape)
-                verdict = self._settle(contest)
-                stored = None if verdict.geometry is None else asdict(verdict.geometry)
-                self.store.write(self._stored_key(contest), stored, verdict.reason)
+                verdict = self.answer(contest)
             verdicts.append(verdict)
         return verdicts
 
@@ -138,7 +145,7 @@ class Gate:
         for entrant in contest.entrants:
             try:
                 wrong = contest.check(entrant)
-            except (ValueError, RuntimeError) as refusal:
+            except (ValueError, RuntimeError, BadRequest) as refusal:
                 refusals.append(str(refusal))
                 continue
             if wrong is not None:
@@ -152,7 +159,11 @@ class Gate:
             return Verdict(contest.kernel, contest.shape, None, reason)
         if self.policy == "force":
             return Verdict(contest.kernel, contest.shape, right[0], "forced: right, not raced")
-        return self._race(contest, right)
+        try:
+            return self._race(contest, right)
+        except (ValueError, RuntimeError) as refusal:
+            reason = f"refused by this chip while racing: {refusal}"
+            return Verdict(contest.kernel, contest.shape, None, reason)
 
     def _race(self, contest: Contest[Geometry], right: Sequence[Geometry]) -> Verdict[Geometry]:
         stock_s = self._seconds(contest.stock)

@@ -50,14 +50,24 @@ class GateStore:
         name = hashlib.sha256(json.dumps(asdict(machine)).encode()).hexdigest()[:12]
         self.path = folder / f"kernels-{name}.json"
         self._entries = _read(self.path, machine)
+        self.fault: str | None = None
+        """Why the last verdict could not be kept, if it could not."""
 
     def read(self, key: str) -> StoredVerdict | None:
         """The stored verdict, or None."""
         return self._entries.get(key)
 
     def write(self, key: str, geometry: dict[str, int] | None, reason: str) -> None:
-        """Keep a verdict. OSError where the folder cannot be written."""
+        """Keep a verdict: for this process at least, and in the file unless there is a `fault`."""
         self._entries[key] = StoredVerdict(geometry, reason)
+        try:
+            self._save()
+            self.fault = None
+        except OSError as error:
+            folder = self.path.parent
+            self.fault = f"kernel choices could not be kept in {folder} ({error.strerror})"
+
+    def _save(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         content = {
             "machine": asdict(self.machine),
@@ -76,7 +86,7 @@ class GateStore:
 def _read(path: Path, machine: Machine) -> dict[str, StoredVerdict]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):
         return {}
     if not isinstance(content, dict) or content.get("machine") != asdict(machine):
         return {}

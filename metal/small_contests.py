@@ -17,7 +17,7 @@ from dflash_mlx.metal.candidate_walk import (
     candidate_walk,
     candidate_walk_reference,
 )
-from dflash_mlx.metal.contests import chain
+from dflash_mlx.metal.contests import chain, dtype_name
 from dflash_mlx.metal.delta_verify import KERNEL as DELTA
 from dflash_mlx.metal.delta_verify import DeltaRows, delta_verify, delta_verify_reference
 from dflash_mlx.metal.gate import Contest
@@ -47,7 +47,8 @@ def delta_contest(
         return run.y.astype(mx.float32), run.tape, run.after
 
     fewer = DeltaRows(*(getattr(rows, name)[:, :1] for name in rows.__annotations__))
-    shape = f"state {list(state.shape[1:])}, {rows.q.shape[1]} rows"
+    kind = dtype_name(rows.v.dtype)
+    shape = f"state {list(state.shape[1:])}, {rows.q.shape[1]} rows of {kind}"
     return _contest(
         DELTA,
         shape,
@@ -59,10 +60,13 @@ def delta_contest(
 
 
 def conv_contest(
-    x: mx.array, base: mx.array, change: mx.array, device: Device
+    x: mx.array,
+    base: mx.array,
+    change: mx.array,
+    stock: Callable[[mx.array, mx.array, mx.array], mx.array],
+    device: Device,
 ) -> Contest[OneGeometry]:
-    """A block [B, C] through one convolution; stock MLX fuses what it can."""
-    stock = mx.compile(grouped_conv_reference)
+    """A block [B, C] through one convolution; `stock` is the same in MLX operations."""
 
     def check() -> str | None:
         wide = x.astype(mx.float32)
@@ -71,7 +75,7 @@ def conv_contest(
 
     return _contest(
         CONV,
-        f"{list(x.shape)} x {base.shape[0]} taps",
+        f"{list(x.shape)} {dtype_name(x.dtype)} x {base.shape[0]} taps, {change.shape[2]} groups",
         check,
         x,
         lambda row: grouped_conv(row, base, change, device=device),
@@ -98,7 +102,8 @@ def walk_contest(
 
     return _contest(
         WALK,
-        f"{list(rows.candidates.shape)} candidates, rank {rows.projected.shape[1]}",
+        f"{list(rows.candidates.shape)} candidates, rank {rows.projected.shape[1]} "
+        f"{dtype_name(books.before.dtype)}",
         check,
         rows.unary,
         lambda unary: (

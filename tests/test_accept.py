@@ -4,12 +4,15 @@ Distribution tests use fixed seeds, so they cannot fail by chance; the odds of a
 failing under fresh seeds are stated, and a bias of a few per cent would fail.
 """
 
+import math
+
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from dflash_mlx.accept import match_rule, rejection_rule
+from dflash_mlx.accept import match_rule, rejection_rule, request_rule
 from dflash_mlx.config import SamplingConfig
+from dflash_mlx.metal.head_merge import BestTokens
 from dflash_mlx.models.protocols import Block, Candidates
 from dflash_mlx.readback import read_back
 from dflash_mlx.sampling import draw, filtered, log_probs, make_chooser
@@ -166,3 +169,28 @@ def test_the_confidence_of_a_token_is_a_probability_in_every_type(dtype):
     """Half precision overflows at 65504, and the width was chosen by nonsense."""
     logits = mx.array([[30.0, 0.0, 0.0]]).astype(dtype)
     assert read_back(GREEDY(block([]), logits, [7], 1)).confidence[0] == pytest.approx(1, abs=0.01)
+
+
+def best_tokens(*tokens):
+    """Best tokens as a kernel gives them, each three times as likely as the next."""
+    logits = mx.array([[3.0, 3.0 - math.log(3)]] * len(tokens))
+    pairs = mx.array([[token, token + 1] for token in tokens])
+    return BestTokens(pairs, logits, logits[:, 0] + math.log(2))
+
+
+def test_known_best_tokens_need_no_logits():
+    """A kernel that avoids writing logits gains nothing if the rule reads them all the same."""
+    rule = request_rule(SamplingConfig(), 0)
+    unread = mx.full((3, 8), mx.nan)
+    verdict = read_back(rule(block([5, 6]), unread, [7], 1, best_tokens(5, 2, 4)))
+    assert (verdict.n_accepted, verdict.tokens) == (1, [5, 2, 4])
+    assert verdict.confidence == pytest.approx([0.75] * 3, abs=1e-5)
+
+
+def test_processors_have_to_see_the_logits():
+    """Best tokens of the model alone are not those under a constraint."""
+    rule = request_rule(SamplingConfig(), 0, [lambda tokens, logits: -logits])
+    known = best_tokens(*mx.argmax(LOGITS, axis=-1).tolist())
+    draft = block([1] * (LOGITS.shape[0] - 1))
+    expected = mx.argmin(LOGITS, axis=-1).tolist()
+    assert read_back(rule(draft, LOGITS, [7], 1, known)).tokens == expected

@@ -31,6 +31,7 @@ LEVELS = (
         *("gguf", "gguf_header", "gguf_rope", "gguf_tokenizer", "tokenizer"),
         *("loading", "loaded", "worker", "answer", "request", "session", "engine"),
         *("fit", "calibrate", "cost_store", "learning", "outlook", "combinations", ""),
+        *("kernels", "racing"),
     ),
     # applications of the library
     ("convert", "bench", "simulate", "server", "train"),

@@ -18,7 +18,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.generate import generate_step
 
-from dflash_mlx.accept import AcceptRule, match_rule
+from dflash_mlx.accept import AcceptRule, request_rule
 from dflash_mlx.cache import ContextCache, PairCache
 from dflash_mlx.compute import compute_here
 from dflash_mlx.config import CacheConfig, SamplingConfig
@@ -33,7 +33,6 @@ from dflash_mlx.models.protocols import Block
 from dflash_mlx.policy import BlockPolicy, FixedBlock
 from dflash_mlx.prefill import prefill
 from dflash_mlx.rounds import Round
-from dflash_mlx.sampling import make_chooser
 from tests.tiny_configs import CONFIGS, END, MASK
 
 PROMPT = tuple(b"Why is the sky blue at noon and red at dusk?")
@@ -245,7 +244,7 @@ def rounds(
     """Decode greedily up to `limit` tokens of the answer, a full block a round."""
     block_size = pair.draft.block_size if pair.draft else 1
     policy = policy or FixedBlock(block_size)
-    rule = rule or match_rule(make_chooser(SamplingConfig(), 0))
+    rule = rule or request_rule(SamplingConfig(), 0)
     return decode(pair, cache, state, Plan(policy, rule, ending, limit))
 
 

@@ -42,6 +42,15 @@ class ContextLayer:
         assert self._keys is not None and self._values is not None
         return self._keys[..., :end, :], self._values[..., :end, :]
 
+    def unbroken(self, start: int) -> tuple[mx.array, mx.array] | None:
+        """Return the context rows [1, H, n, D] if they stand gapless before `start`."""
+        n_rows = len(self.positions)
+        if self._keys is None or self._values is None or n_rows == 0:
+            return None
+        if (self.positions[0], self.positions[-1]) != (start - n_rows, start - 1):
+            return None
+        return self._keys[..., :n_rows, :], self._values[..., :n_rows, :]
+
     def truncate(self, length: int) -> None:
         """Forget the rows at positions >= `length`."""
         self.positions = self.positions[: int(np.searchsorted(self.positions, length))]

@@ -9,7 +9,7 @@ import typer
 
 from dflash_mlx.blas import choose_blas
 from dflash_mlx.commands.opening import open_pair
-from dflash_mlx.commands.options import blas_choice
+from dflash_mlx.commands.options import blas_choice, kernel_policy
 from dflash_mlx.commands.terminal import Terminal
 from dflash_mlx.errors import BadRequest
 
@@ -55,6 +55,9 @@ def bench(
     compare: Annotated[
         str | None, typer.Option(metavar="FILE", help="Set an earlier --json beside this run.")
     ] = None,
+    kernels: Annotated[
+        str, typer.Option(help="auto, off or force: which of our Metal kernels serve blocks.")
+    ] = "auto",
     blas: Annotated[str, typer.Option(help="auto, bundled or openblas (Linux).")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
@@ -62,6 +65,7 @@ def bench(
 
     The exit code is 1 where a text is not the target's own.
     """
+    policy = kernel_policy(kernels)
     choose_blas(blas_choice(blas))
     from dflash_mlx.bench.run import BenchConfig
 
@@ -76,7 +80,8 @@ def bench(
     before = _earlier(compare) if compare else None
     page = _writable(html) if html else None
     terminal = Terminal()
-    with open_pair(model, draft, terminal) as engine:
+    with open_pair(model, draft, terminal, policy) as engine:
+        engine.race_kernels(terminal.show)  # now: not between answers that are timed
         report = _measure(engine, work, config, terminal)
     _show(report, before, as_json)
     if page is not None:

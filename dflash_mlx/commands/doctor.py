@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dflash_mlx import __version__
 from dflash_mlx.blas import choose_blas
+from dflash_mlx.commands.kernel_view import check_kernels
 from dflash_mlx.commands.options import blas_choice
 from dflash_mlx.config import GenerationConfig
 from dflash_mlx.errors import BadRequest, DFlashError
@@ -27,10 +28,16 @@ def doctor(
     ] = "smollm2-135m",
     draft: Annotated[str, typer.Option(help="auto, none, or a name.")] = "auto",
     context: Annotated[int, typer.Option(help="Tokens of context to make room for.")] = 4096,
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="Say which Metal kernels the pair uses, and why.")
+    ] = False,
+    race: Annotated[
+        bool, typer.Option("--race", help="Load the pair and race them now (Metal), up to 20 s.")
+    ] = False,
     blas: Annotated[str, typer.Option(help="auto, bundled or openblas (Linux).")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
-    """Check machine, installation and one pair. Downloads nothing, reads no weights.
+    """Check machine, installation and one pair. Downloads nothing; only --race reads weights.
 
     The exit code is 1 where something must be done first (marked !!).
     """
@@ -45,7 +52,10 @@ def doctor(
     machine = this_machine()
     findings = [Finding("dflash-mlx", "ok", __version__), *check_packages()]
     findings += [*check_device(machine), check_memory(machine), check_cache()]
-    findings += _check_pair(choose(model, draft), context, machine, facts)
+    if race:
+        _refuse_race(machine)
+    looks = _Looks(context, kernels or race, race)
+    findings += _check_pair(choose(model, draft), looks, machine, facts)
     fine = all(finding.level != "must" for finding in findings)
     if as_json:
         table = {"ok": fine, "machine": asdict(machine), "pair": facts or None}
@@ -59,14 +69,29 @@ def doctor(
         raise typer.Exit(1)
 
 
+@dataclass(frozen=True)
+class _Looks:
+    """What to look at besides the files: a context of `n_rows`, the kernels, a race now."""
+
+    n_rows: int
+    kernels: bool
+    race: bool
+
+
+def _refuse_race(machine: "Machine") -> None:
+    if machine.device != "metal":
+        raise BadRequest("--race needs a Metal device, and there is none here; leave it out")
+
+
 def _check_pair(
-    choice: "Choice", n_rows: int, machine: "Machine", facts: dict[str, Any]
+    choice: "Choice", looks: _Looks, machine: "Machine", facts: dict[str, Any]
 ) -> Iterator["Finding"]:
     """Look at a pair's files and, where they are here, at the pair; fill in `facts`."""
     from dflash_mlx.checkup import Finding, check_files, check_fit, locate
     from dflash_mlx.combinations import check_combination
     from dflash_mlx.engine import Files
     from dflash_mlx.fit import longest, need, outline
+    from dflash_mlx.kernels import put_kernels
     from dflash_mlx.outlook import check_auto
     from dflash_mlx.pins import Pins, default_folder
 
@@ -74,13 +99,15 @@ def _check_pair(
     yield from check_files(choice, target, draft)
     if target is None or (choice.draft and draft is None):
         return
+    files = Files(choice, target, draft)
     try:
-        loaded = outline(Files(choice, target, draft))
+        loaded = outline(files)
+        loaded = replace(loaded, kernels=put_kernels(loaded.pair, "auto"))
     except DFlashError as error:
         yield Finding("pair", "must", " ".join(str(error).split()))
         return
     config = GenerationConfig()
-    wanted = need(loaded.pair, n_rows)
+    wanted = need(loaded.pair, looks.n_rows)
     at_most = longest(loaded.pair, machine.usable_bytes) if machine.usable_bytes else None
     facts |= {
         "target": loaded.model_name,
@@ -95,4 +122,6 @@ def _check_pair(
     yield Finding("settings", "ok", f"blocks of up to {facts['block']} rows, {facts['sampling']}")
     yield check_fit(wanted, machine, at_most)
     yield from check_combination(loaded, machine.chip)
-    yield from check_auto(loaded, n_rows, facts)
+    yield from check_auto(loaded, looks.n_rows, facts)
+    if looks.kernels:
+        yield from check_kernels(loaded, files, looks.race, facts)

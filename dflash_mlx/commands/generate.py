@@ -10,7 +10,7 @@ from dflash_mlx.blas import choose_blas
 from dflash_mlx.commands.answering import show_answer
 from dflash_mlx.commands.interrupt import INTERRUPTED
 from dflash_mlx.commands.opening import describe, open_pair
-from dflash_mlx.commands.options import RequestOptions, blas_choice
+from dflash_mlx.commands.options import RequestOptions, blas_choice, kernel_policy
 from dflash_mlx.commands.stats_view import stats_line
 from dflash_mlx.commands.terminal import Terminal
 from dflash_mlx.errors import BadRequest
@@ -34,7 +34,8 @@ def generate(
         raise BadRequest("--system needs the chat template; put its text into the prompt")
     choose_blas(blas_choice(options.blas))
     terminal = Terminal()
-    with open_pair(options.model, options.draft, terminal) as engine:
+    policy = kernel_policy(options.kernels)
+    with open_pair(options.model, options.draft, terminal, policy) as engine:
         config = options.generation(engine.loaded.sampling, chat_template=not plain_text)
         stream = engine.session(options.system).stream(text, config)
         for line in describe(engine, config, options):

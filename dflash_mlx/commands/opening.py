@@ -10,9 +10,12 @@ from dflash_mlx.commands.terminal import Terminal
 
 if TYPE_CHECKING:
     from dflash_mlx import Engine, GenerationConfig
+    from dflash_mlx.config import KernelPolicy
 
 
-def open_pair(model: str, draft: str, terminal: Terminal) -> "Engine":
+def open_pair(
+    model: str, draft: str, terminal: Terminal, kernels: "KernelPolicy" = "auto"
+) -> "Engine":
     """Load a pair. Ctrl-C meanwhile ends the process at once."""
     with Loading(terminal) as loading:
 
@@ -24,7 +27,7 @@ def open_pair(model: str, draft: str, terminal: Terminal) -> "Engine":
             terminal.show("starting MLX")  # a second, and more where nothing is in memory yet
             from dflash_mlx import load
 
-            return load(model, draft, hooks=loading.hooks)
+            return load(model, draft, hooks=loading.hooks, kernels=kernels)
 
 
 def describe(engine: "Engine", config: "GenerationConfig", options: RequestOptions) -> list[str]:
@@ -39,6 +42,8 @@ def describe(engine: "Engine", config: "GenerationConfig", options: RequestOptio
         facts.append(f"thinking {'on' if thinking else 'off'}")
     if loaded.compute.device == "cpu":
         facts.append(f"CPU ({loaded.blas})")
+    if loaded.kernels is not None:
+        facts.append(f"{loaded.kernels.n_used} of {loaded.kernels.n_asked} kernels")
     lines = [f"{_short(loaded.model_name)}{draft}: {', '.join(facts)}"]
     if loaded.blas == "bundled" and options.blas == "auto":
         lines.append(f"OpenBLAS would be several times faster here: apt install {PACKAGE}")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, cast, get_args, get_type_hints
 
 import typer
 
-from dflash_mlx.config import Blas, GenerationConfig, SamplingConfig
+from dflash_mlx.config import Blas, GenerationConfig, KernelPolicy, SamplingConfig
 from dflash_mlx.errors import BadRequest
 
 _FROM_MODEL = "[default: the model's]"
@@ -61,6 +61,9 @@ class RequestOptions:
         bool | None,
         typer.Option("--thinking/--no-thinking", help="Think first. [default: the pair's]"),
     ] = None
+    kernels: Annotated[
+        str, typer.Option(help="auto, off or force: which of our Metal kernels serve blocks.")
+    ] = "auto"
     blas: Annotated[
         str, typer.Option(help="auto, bundled or openblas (Linux); auto: openblas if installed.")
     ] = "auto"
@@ -75,6 +78,7 @@ class RequestOptions:
         if block is not None and block > 1 and self.draft == "none":
             raise BadRequest(f"--block {block} needs a draft; drop --draft none, or use --block 1")
         blas_choice(self.blas)
+        kernel_policy(self.kernels)
 
     def sampling(self, defaults: SamplingConfig) -> SamplingConfig:
         """Return `defaults` with the fields that the user gave."""
@@ -110,10 +114,22 @@ def blas_choice(text: str) -> Blas:
     Raises:
         BadRequest: another word.
     """
-    for choice in get_args(Blas):
-        if text == choice:
-            return cast(Blas, choice)
-    raise BadRequest(f"--blas is {text!r}; it needs one of {', '.join(get_args(Blas))}")
+    return cast(Blas, _one_of("--blas", text, get_args(Blas)))
+
+
+def kernel_policy(text: str) -> KernelPolicy:
+    """Return what `--kernels` asks for.
+
+    Raises:
+        BadRequest: another word.
+    """
+    return cast(KernelPolicy, _one_of("--kernels", text, get_args(KernelPolicy)))
+
+
+def _one_of(option: str, text: str, choices: tuple[str, ...]) -> str:
+    if text in choices:
+        return text
+    raise BadRequest(f"{option} is {text!r}; it needs one of {', '.join(choices)}")
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:

@@ -24,6 +24,7 @@ class Loading:
         self._task: TaskID | None = None
         self._told_at = time.monotonic()
         self._last_step = ""
+        self._over = False
 
     def __enter__(self) -> Self:
         """Begin to draw."""
@@ -35,8 +36,9 @@ class Loading:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Take everything away that was drawn."""
+        """Take everything away that was drawn; what comes later is not shown."""
         self.stop()
+        self._over = True
 
     @property
     def hooks(self) -> "LoadHooks":
@@ -53,6 +55,8 @@ class Loading:
         self._terminal.erase()
 
     def _step(self, text: str) -> None:
+        if self._over:  # races between requests would write into a line that is being typed
+            return
         self._last_step = text
         if self._bars is not None:
             self._bars.console.print(text, style="dim", highlight=False)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dflash_mlx.commands.answering import show_answer
 from dflash_mlx.commands.opening import describe, open_pair
-from dflash_mlx.commands.options import RequestOptions
+from dflash_mlx.commands.options import RequestOptions, kernel_policy
 from dflash_mlx.commands.stats_view import stats_line, stats_lines
 from dflash_mlx.commands.terminal import Terminal
 from dflash_mlx.commands.transcript import save_transcript
@@ -145,7 +145,8 @@ class Talk:
         self._pair = self._open(*self._names)
 
     def _open(self, model: str, draft: str) -> _Pair:
-        engine = open_pair(model, draft, self._terminal)
+        policy = kernel_policy(self._options.kernels)
+        engine = open_pair(model, draft, self._terminal, policy)
         try:
             config = self._options.generation(engine.loaded.sampling)
             engine.loaded.check("a first line", config)

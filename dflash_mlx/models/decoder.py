@@ -12,7 +12,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from dflash_mlx.cache import FullCache, LayerCache, Mask
-from dflash_mlx.models.protocols import TargetShape, Walked
+from dflash_mlx.metal.chosen_head import no_head
+from dflash_mlx.models.protocols import FindBest, TargetShape, Walked
 
 
 class DecoderTarget:
@@ -31,6 +32,8 @@ class DecoderTarget:
         self._text: Any = text
         self._body: Any = text.model
         self._args: Any = text.args
+        self.best: FindBest = no_head
+        """The best token of every row of `hidden` [1, n, D], or None where logits are wanted."""
 
     @cached_property
     def shape(self) -> TargetShape:
@@ -54,6 +57,23 @@ class DecoderTarget:
         own = any(getattr(type(self), part) is not getattr(DecoderTarget, part) for part in parts)
         return self._text is self.model and not own
 
+    @property
+    def head_layer(self) -> nn.Module | None:
+        """The layer that is the head and all of it; None where a family does more."""
+        own = any(
+            getattr(type(self), part) is not getattr(DecoderTarget, part)
+            for part in ("head", "logits")
+        )
+        if own:
+            return None
+        layer: nn.Module = self._body.embed_tokens if self.is_tied else self._text.lm_head
+        return layer
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the embedding is the head too."""
+        return "lm_head" not in self._text
+
     def make_caches(self) -> list[LayerCache]:
         """Return an empty cache for every layer that keeps rows."""
         return [FullCache() for _ in self._body.layers]
@@ -76,8 +96,7 @@ class DecoderTarget:
 
     def head(self, hidden: mx.array) -> mx.array:
         """Project normed `hidden` [1, n, D] to [1, n, V]."""
-        tied = "lm_head" not in self._text
-        head = self._body.embed_tokens.as_linear if tied else self._text.lm_head
+        head = self._body.embed_tokens.as_linear if self.is_tied else self._text.lm_head
         projected: mx.array = head(hidden)
         return projected
 

@@ -11,6 +11,7 @@ candidates, R rank of the codebooks. Source: the official `dflash` package 0.1.0
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -20,7 +21,7 @@ from dflash_mlx.cache.context import ContextCache
 from dflash_mlx.models.draft import Attend, BoundDraft, DraftLayer, DraftModel
 from dflash_mlx.models.draft_config import ConvolutionConfig, DraftConfig, SelectorConfig
 from dflash_mlx.models.protocols import Block, Candidates, Target
-from dflash_mlx.sampling import Stream, draw
+from dflash_mlx.sampling import Stream, draw, row_key
 
 Pick = Callable[[mx.array, int], mx.array]
 """`(scores [K] of a slot's candidates, slot) -> index of the one that is taken`."""
@@ -39,13 +40,13 @@ class BlockConvolution(nn.Module):
         """Return rows [N, B, D] convolved, and the kernels [N, B, T, G] for `after`."""
         shape = (*rows.shape[:2], 2, self.n_taps, self.n_groups)
         kernels = self.kernel_projection(rows).reshape(shape)
-        return self._convolve(rows, kernels[:, :, 0], self.base_kernel[0]), kernels[:, :, 1]
+        return self.convolve(rows, kernels[:, :, 0], self.base_kernel[0]), kernels[:, :, 1]
 
     def after(self, rows: mx.array, kernels: mx.array) -> mx.array:
         """Return a sublayer's output rows [N, B, D] convolved with `kernels`."""
-        return self._convolve(rows, kernels, self.base_kernel[1])
+        return self.convolve(rows, kernels, self.base_kernel[1])
 
-    def _convolve(self, rows: mx.array, kernels: mx.array, base: mx.array) -> mx.array:
+    def convolve(self, rows: mx.array, kernels: mx.array, base: mx.array) -> mx.array:
         """Sum earlier rows weighted by `base` [T, D] and `kernels` [N, B, T, G]; before slot 0
         there is nothing, for the convolution never reaches out of the block.
         """
@@ -76,6 +77,17 @@ class ConvolvedLayer(DraftLayer):
         return rows + self.mlp_conv.after(self.mlp(mixed), kernels)
 
 
+class Slots(NamedTuple):
+    """What the slots of a block offer."""
+
+    ids: mx.array
+    """[B - 1, K] candidates."""
+    unary: mx.array
+    """[B - 1, K], their logits."""
+    context: mx.array
+    """[B - 1, R], the slots' hidden rows in the codebooks' space."""
+
+
 class Path(NamedTuple):
     """One token for each slot, and what it was chosen from."""
 
@@ -85,6 +97,35 @@ class Path(NamedTuple):
     """[B - 1, K] candidates."""
     scores: mx.array
     """[B - 1, K], given the tokens before."""
+
+
+@dataclass(frozen=True)
+class Picking:
+    """How a slot's token is taken: the best, or drawn with the key of its position.
+
+    Drawing takes the best after `noise` was added to the scores over the temperature.
+    """
+
+    temperature: float
+    seed: int
+    anchor_position: int
+
+    def __call__(self, scores: mx.array, slot: int) -> mx.array:
+        """Return the index of the candidate taken from `scores` [K]."""
+        if self.temperature <= 0:
+            return mx.argmax(scores)
+        position = self.anchor_position + 1 + slot
+        return draw(scores[None] / self.temperature, self.seed, position, Stream.DRAFT)[0]
+
+    def noise(self, n_slots: int, n_candidates: int) -> mx.array:
+        """Return what drawing adds, [S, K]; nothing where the best is taken."""
+        if self.temperature <= 0:
+            return mx.zeros((n_slots, n_candidates))
+        keys = [
+            row_key(self.seed, self.anchor_position + 1 + slot, Stream.DRAFT)
+            for slot in range(n_slots)
+        ]
+        return mx.stack([mx.random.gumbel((n_candidates,), key=key) for key in keys])
 
 
 class CandidateSelector(nn.Module):
@@ -104,10 +145,14 @@ class CandidateSelector(nn.Module):
         """
         ids = mx.argpartition(logits[0], -self.top_k, axis=-1)[:, -self.top_k :]
         unary = mx.take_along_axis(logits[0], ids, axis=-1)
-        context = self.hidden_projection(hidden)[0]
-        successors = self.successor_codebook(ids)
         # a target's padded vocabulary may reach beyond the codebook
         before = mx.array(min(anchor, self.n_ids - 1))
+        return self.walk(before, Slots(ids, unary, self.hidden_projection(hidden)[0]), pick)
+
+    def walk(self, before: mx.array, slots: Slots, pick: Pick) -> Path:
+        """Return the path that `pick` takes behind the token `before`, a scalar."""
+        ids, unary, context = slots
+        successors = self.successor_codebook(ids)
         tokens, scores = [], []
         for slot in range(ids.shape[0]):
             # a quantized codebook looks up lists of ids only
@@ -149,20 +194,10 @@ class SelectingDraft(BoundDraft):
         """Propose the selector's path behind `anchor`, with its probabilities where drawn."""
         hidden = self.hidden(anchor, n_rows, context)
         logits = self.logits(hidden)
-        path = self.model.candidate_selector(hidden, logits, anchor, self._pick(context.length))
+        pick = Picking(self.temperature, self.seed, context.length)
+        path = self.model.candidate_selector(hidden, logits, anchor, pick)
         healthy = mx.isfinite(mx.max(logits, axis=-1)).all() & mx.isfinite(path.scores).all()
         candidates = None
         if self.temperature > 0:
             candidates = Candidates(path.ids, mx.softmax(path.scores / self.temperature, axis=-1))
         return Block(path.tokens[None], healthy, candidates)
-
-    def _pick(self, anchor_position: int) -> Pick:
-        """Return how a slot's token is taken: the best, or drawn with its position's key."""
-        if self.temperature <= 0:
-            return lambda scores, slot: mx.argmax(scores)
-
-        def pick(scores: mx.array, slot: int) -> mx.array:
-            position = anchor_position + 1 + slot
-            return draw(scores[None] / self.temperature, self.seed, position, Stream.DRAFT)[0]
-
-        return pick

@@ -5,13 +5,17 @@ F width of the concatenated taps, V vocabulary. Everything returned here is lazy
 `models/` waits for the device.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 
 from dflash_mlx.cache import ContextCache, LayerCache
+from dflash_mlx.metal.head_merge import BestTokens
+
+FindBest = Callable[[mx.array], BestTokens | None]
+"""`(hidden [1, n, D]) -> the best token of every row`, None where only logits will tell."""
 
 
 class Walked(NamedTuple):
@@ -57,6 +61,10 @@ class Target(Protocol):
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Return the logits [1, n, V] that the target itself predicts with."""
+
+    @property
+    def best(self) -> FindBest:
+        """Finds the best tokens of normed rows without logits, or leaves it."""
 
 
 class Candidates(NamedTuple):

@@ -35,7 +35,7 @@ def loads(home, monkeypatch, shared_engine):
     """Make commands load the tiny pair; the list of (model, draft) that they asked for."""
     asked = []
 
-    def load(model, draft="auto", cache=None, hooks: LoadHooks | None = None):
+    def load(model, draft="auto", cache=None, hooks: LoadHooks | None = None, kernels="auto"):
         asked.append((model, draft))
         if (model, draft) == ("smollm2-135m", "auto"):
             return shared_engine

@@ -3,13 +3,16 @@
 import json
 from dataclasses import replace
 
+import mlx.core as mx
 import pytest
 
 from dflash_mlx import checkup, registry
 from dflash_mlx.checkup import Finding
 from dflash_mlx.commands import main
 from dflash_mlx.hub import find_packaged
+from dflash_mlx.kernels import put_kernels
 from dflash_mlx.machine import this_machine
+from tests.metal.fake_chip import FakeChip
 
 
 def run(capsys, *arguments, code=0):
@@ -106,3 +109,36 @@ def test_doctor_finds_a_pair_that_does_not_load(home, capsys, tmp_path):
     (folder / "config.json").write_text('{"model_type": "qwen3"}')
     out = run(capsys, "doctor", "-m", str(folder), code=1)
     assert "!!  pair " in out and "model*.safetensors" in out
+
+
+@pytest.mark.embedded
+def test_doctor_says_which_kernels_serve_and_why(home, capsys, monkeypatch):
+    """On Linux there are none, which is a fact and not a fault; with a device each has a reason."""
+    if not embedded():
+        pytest.skip("the embedded pair is not installed")
+    found = json.loads(run(capsys, "doctor", "--kernels", "--json"))
+    if found["machine"]["device"] != "metal":
+        assert found["pair"]["kernels"] == []
+    put = put_kernels
+    monkeypatch.setattr(
+        "dflash_mlx.kernels.put_kernels", lambda pair, policy: put(pair, policy, FakeChip())
+    )
+    found = json.loads(run(capsys, "doctor", "--kernels", "--json"))["pair"]["kernels"]
+    assert {item["kernel"] for item in found} >= {"dense_verify", "head_argmax"}
+    assert {item["reason"] for item in found} == {"not raced on this machine yet"}
+    assert {item["geometry"] for item in found} == {None}
+    assert "stock MLX; not raced" in run(capsys, "doctor", "--kernels")
+
+
+@pytest.mark.skipif(mx.metal.is_available(), reason="there is a device here")
+def test_doctor_races_only_where_there_is_a_device(home, capsys):
+    """A race on a CPU would compare nothing with nothing."""
+    assert main(["doctor", "--race"]) == 2
+    assert "needs a Metal device" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(mx.metal.is_available(), reason="there is a device here")
+def test_forced_kernels_are_refused_without_a_device(home, capsys):
+    """Forced and silently ignored would be a lie; the line comes before any download."""
+    assert main(["generate", "hi", "--kernels", "force", "-m", "qwen3-4b"]) == 2
+    assert "there is no Metal device here" in capsys.readouterr().err

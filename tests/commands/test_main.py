@@ -50,6 +50,8 @@ def refused(capsys, *arguments):
         ("generate hi --block many", "--block"),
         ("generate hi --block 4 --draft none", "--block 4"),
         ("generate hi --blas fast", "--blas"),
+        ("generate hi --kernels fast", "--kernels"),
+        ("bench --kernels fast", "--kernels"),
         ("generate hi --system x --no-chat-template", "--system"),
         ("generate hi" + " --stop x" * 5, "stop"),
         ("generate hi there", "there"),

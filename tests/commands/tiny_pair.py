@@ -1,6 +1,6 @@
 """The tiny pair in place of a loaded one: real models, a real engine, no files."""
 
-from dflash_mlx.config import CacheConfig
+from dflash_mlx.config import CacheConfig, KernelPolicy
 from dflash_mlx.decode import Pair
 from dflash_mlx.engine import Engine, LoadHooks
 from dflash_mlx.errors import BadCheckpoint
@@ -14,6 +14,7 @@ def load(
     draft: str = "auto",
     cache: CacheConfig | None = None,
     hooks: LoadHooks | None = None,
+    kernels: KernelPolicy = "auto",
 ) -> Engine:
     """Stand in for `dflash_mlx.load`; a model called `bad` cannot be loaded."""
     hooks = hooks or LoadHooks()

@@ -21,6 +21,7 @@ from dflash_mlx.metal.candidate_walk import CandidateRows, Codebooks
 from dflash_mlx.metal.contests import head_contest, matrix_contest
 from dflash_mlx.metal.delta_verify import DeltaRows, delta_verify_reference
 from dflash_mlx.metal.gate import Contest
+from dflash_mlx.metal.grouped_conv import grouped_conv_reference
 from dflash_mlx.metal.head_argmax import Head
 from dflash_mlx.metal.quantized_verify import QuantizedWeight
 from dflash_mlx.metal.small_contests import conv_contest, delta_contest, walk_contest
@@ -92,6 +93,7 @@ CONTESTS: dict[str, Callable[[Device], Contest[Any]]] = {
         drawn(1, (5, 32), mx.bfloat16),
         drawn(2, (2, 32), mx.bfloat16),
         drawn(3, (5, 2, 2), mx.bfloat16),
+        mx.compile(grouped_conv_reference),
         device,
     ),
     "walk": _walk,

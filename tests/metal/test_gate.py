@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from dflash_mlx.metal.gate import Contest, Gate, Policy, Verdict
+from dflash_mlx.config import KernelPolicy
+from dflash_mlx.metal.gate import Contest, Gate, Verdict
 from dflash_mlx.metal.gate_store import GateStore, Machine
 
 MACHINE = Machine("Apple M4 Max", "26.1", "0.32.4")
@@ -63,11 +64,13 @@ class Chip:
         return seconds, steps
 
 
-def _gate(chip: Chip, folder: Path, policy: Policy = "auto", machine: Machine = MACHINE) -> Gate:
+def _gate(
+    chip: Chip, folder: Path, policy: KernelPolicy = "auto", machine: Machine = MACHINE
+) -> Gate:
     return Gate(GateStore(folder, machine), policy, chip.clock, chip.evaluate)
 
 
-def _decide(chip: Chip, folder: Path, policy: Policy = "auto") -> Verdict[Entrant]:
+def _decide(chip: Chip, folder: Path, policy: KernelPolicy = "auto") -> Verdict[Entrant]:
     (verdict,) = _gate(chip, folder, policy).decide([chip.contest()])
     return verdict
 
@@ -95,7 +98,7 @@ def test_compilation_is_not_timed(tmp_path: Path) -> None:
 
 def test_a_wrong_kernel_is_never_raced_nor_used(tmp_path: Path) -> None:
     """Fast and wrong is the one outcome that must not happen, whatever the policy."""
-    policies: tuple[Policy, ...] = ("auto", "force")
+    policies: tuple[KernelPolicy, ...] = ("auto", "force")
     for policy in policies:
         chip = Chip(wrong=frozenset({8}))
         verdict = _decide(chip, tmp_path / policy, policy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,15 +11,15 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
+from dflash_mlx.kernels import PairKernels
 from dflash_mlx.metal.build import Device, Launch
-from dflash_mlx.metal.choose import choose_matrix_kernels, row_ranges
-from dflash_mlx.metal.dense_verify import dense_verify_reference
+from dflash_mlx.metal.choose import matrix_questions, row_ranges
 from dflash_mlx.metal.gate import Gate
-from dflash_mlx.metal.gate_store import GateStore, Machine
 from dflash_mlx.metal.geometry import MatrixGeometry
-from dflash_mlx.metal.layers import exchange_linears
+from dflash_mlx.metal.layers import MatrixGroup, exchange_linears
 from dflash_mlx.metal.quantized_verify import QuantizedWeight
 from tests.metal.exactness import drawn
+from tests.metal.fake_chip import FakeChip
 
 
 class Counting:
@@ -136,38 +137,31 @@ def test_without_a_device_nothing_is_exchanged() -> None:
     assert type(model.layers[0].layers[0]) is nn.Linear
 
 
-class Racing:
-    """A chip that computes the reference: a chain of launches takes 1 s, of stock `stock_s`."""
-
-    def __init__(self, folder: Path, stock_s: float) -> None:
-        self.stock_s = stock_s
-        self.now, self.launched = 0.0, False
-        store = GateStore(folder, Machine("chip", "os", "mlx"))
-        self.gate = Gate(store, "auto", lambda: self.now, self.evaluate)
-
-    def run(self, launch: Launch) -> Sequence[mx.array]:
-        self.launched = True
-        x, w = launch.inputs
-        return [dense_verify_reference(x, w)]
-
-    def evaluate(self, array: mx.array) -> None:
-        mx.eval(array)
-        self.now += 1.0 if self.launched else self.stock_s
-        self.launched = False
+def _raced(
+    groups: Sequence[MatrixGroup], most_rows: int, device: Device, gate: Gate
+) -> PairKernels:
+    kernels = PairKernels(matrix_questions(groups, most_rows, device), gate)
+    kernels.race(lambda text: None, budget_s=math.inf)
+    return kernels
 
 
-@pytest.mark.parametrize(("slow", "chosen"), [(2.0, True), (1.0, False)])
-def test_a_race_settles_the_layers(slow: float, chosen: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("stock_s", "chosen"), [(0.002, True), (0.001, False)])
+def test_a_race_settles_the_layers(stock_s: float, chosen: bool, tmp_path: Path) -> None:
     """From weights to launches: check, race, store, and the layers follow."""
-    racing = Racing(tmp_path, slow)
+    chip = FakeChip(stock_s=stock_s)
     model = nn.Sequential(nn.Linear(64, 40, bias=False))
-    groups = exchange_linears(model, device=racing)
-    gate = racing.gate
-    recalled = choose_matrix_kernels(groups, gate, mx.float32, 5, racing, race=False)
-    assert [verdict.reason for verdict in recalled] == ["not raced on this machine yet"] * 2
-    verdicts = choose_matrix_kernels(groups, gate, mx.float32, 5, racing, race=True, budget_s=1e6)
-    assert [verdict.geometry is not None for verdict in verdicts] == [chosen, chosen]
+    groups = exchange_linears(model, device=chip)
+    kernels = _raced(groups, 5, chip, chip.gate(tmp_path))
+    assert [verdict.geometry is not None for verdict in kernels.verdicts] == [chosen, chosen]
     assert set(groups[0].choices.geometries) == (set(range(2, 9)) if chosen else set())
+
+
+def test_an_embedding_that_is_no_head_stays_as_it_is(device: Device) -> None:
+    """Racing a product that no model computes wastes a second of a user's time."""
+    model = _model(4)
+    groups = exchange_linears(model, embeddings=False, device=device)
+    assert type(model.embed_tokens) is nn.QuantizedEmbedding
+    assert len(groups) == 2
 
 
 class Broken:
@@ -196,8 +190,7 @@ def test_the_check_catches_one_wrong_logit(
     broken = Broken(device)
     groups = exchange_linears(model, device=broken)
     assert isinstance(groups[0].weights[0], QuantizedWeight if bits else mx.array)
-    gate = Racing(tmp_path, 2.0).gate
-    (verdict,) = choose_matrix_kernels(groups, gate, mx.bfloat16, 4, broken, race=True)
+    (verdict,) = _raced(groups, 4, broken, FakeChip().gate(tmp_path)).verdicts
     assert verdict.geometry is None
     assert verdict.reason.startswith("wrong: off by")
 

@@ -1,0 +1,116 @@
+"""A chip without a GPU: launches are computed by the references, and time is what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from dflash_mlx.config import KernelPolicy
+from dflash_mlx.metal.block_attention import BlockKeys, BlockMask, block_attention_reference
+from dflash_mlx.metal.build import Launch
+from dflash_mlx.metal.dense_verify import dense_verify_reference
+from dflash_mlx.metal.gate import Gate
+from dflash_mlx.metal.gate_store import GateStore, Machine
+from dflash_mlx.metal.grouped_conv import grouped_conv_reference
+from dflash_mlx.metal.head_argmax import Head, head_argmax_reference
+from dflash_mlx.metal.head_merge import Strips, head_merge_reference
+from dflash_mlx.metal.quantized_verify import QuantizedWeight, quantized_verify_reference
+from dflash_mlx.metal.verify_attention import verify_attention_reference
+
+MACHINE = Machine("Apple M4 Max", "26.1", "0.32.4")
+
+
+def same(y: mx.array) -> mx.array:
+    """Leave a result as it is."""
+    return y
+
+
+@dataclass
+class FakeChip:
+    """A device and the clock beside it: a step of ours takes `ours_s`, of stock MLX `stock_s`.
+
+    `spoil` turns the first output of a launch into what the chip gives instead. Attention is
+    computed in one piece, so contexts have to be shorter than what is split.
+    """
+
+    ours_s: float = 0.001
+    stock_s: float = 0.002
+    spoil: Callable[[mx.array], mx.array] = same
+    launched: list[str] = field(default_factory=list)
+    now: float = 0.0
+    busy: bool = False
+
+    def run(self, launch: Launch) -> Sequence[mx.array]:
+        """The outputs of a launch."""
+        self.launched.append(launch.kernel.name)
+        self.busy = True
+        computed = _COMPUTED[launch.kernel.name](launch, dict(launch.template))
+        first, *others = [computed] if isinstance(computed, mx.array) else computed
+        return [self.spoil(first), *others]
+
+    def evaluate(self, array: mx.array) -> None:
+        """Wait for a chain; the clock moves on."""
+        mx.eval(array)
+        self.now += 16 * (self.ours_s if self.busy else self.stock_s)
+        self.busy = False
+
+    def gate(self, folder: Path, policy: KernelPolicy = "auto", machine: Machine = MACHINE) -> Gate:
+        """A gate that races on this chip."""
+        return Gate(GateStore(folder, machine), policy, lambda: self.now, self.evaluate)
+
+
+def _quantized(launch: Launch, template: dict[str, Any]) -> mx.array:
+    x, *weight = launch.inputs
+    packed = QuantizedWeight(*weight, template["GROUP"], template["BITS"])
+    return quantized_verify_reference(x, packed)
+
+
+def _verify(launch: Launch, template: dict[str, Any]) -> mx.array:
+    assert template["DIRECT"], "the fake chip splits no keys"
+    q, k, v, scale = launch.inputs
+    return verify_attention_reference(q, k, v, float(scale.item()), template["WINDOW"] or None)
+
+
+def _block(launch: Launch, template: dict[str, Any]) -> mx.array:
+    assert template["DIRECT"], "the fake chip splits no keys"
+    q, *keys, scale = launch.inputs
+    mask = BlockMask(template["WINDOW"] or None, template["CAUSAL"])
+    return block_attention_reference(q, BlockKeys(*keys), float(scale.item()), mask)
+
+
+def _head(launch: Launch, template: dict[str, Any]) -> list[mx.array]:
+    """The lists of all strips: everything stands in the first, the others saw nothing."""
+    x, w, scales, biases, factors = launch.inputs
+    weight: mx.array | QuantizedWeight = w
+    if template["QUANTIZED"]:
+        weight = QuantizedWeight(w, scales, biases, template["GROUP"], template["BITS"])
+    scale, cap = (float(factor) for factor in factors.tolist())
+    head = Head(weight, scale, cap if template["CAPPED"] else None)
+    best = head_argmax_reference(x, head, template["COUNT"])
+    masses = mx.stack([best.log_sum_exp, mx.ones(x.shape[0])], axis=-1)
+    empty = (mx.full(shape, -3e38) for shape in launch.output_shapes)
+    values, ids, sums = (mx.array(part) for part in empty)
+    values[0], ids, sums[0] = best.logits, mx.full(ids.shape, 2**31 - 1, mx.int32), masses
+    ids[0], sums[1:, :, 1] = best.tokens, 0.0
+    return [values, ids, sums]
+
+
+def _merge(launch: Launch, template: dict[str, Any]) -> list[mx.array]:
+    best = head_merge_reference(Strips(*launch.inputs))
+    return [best.logits, best.tokens, best.log_sum_exp]
+
+
+Computed = mx.array | list[mx.array]
+_COMPUTED: dict[str, Callable[[Launch, dict[str, Any]], Computed]] = {
+    "head_argmax": _head,
+    "head_merge": _merge,
+    "quantized_verify": _quantized,
+    "dense_verify": lambda launch, _: dense_verify_reference(*launch.inputs),
+    "verify_attention": _verify,
+    "block_attention": _block,
+    "grouped_conv": lambda launch, _: grouped_conv_reference(*launch.inputs),
+}

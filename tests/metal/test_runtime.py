@@ -1,0 +1,104 @@
+"""Whole pairs decode through the kernels, run by the executor (on a Mac: the GPU)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+from dflash_mlx.decode import Pair, draft
+from dflash_mlx.kernels import put_kernels
+from dflash_mlx.metal.build import Device, Launch
+from dflash_mlx.metal.gate import Gate
+from dflash_mlx.metal.gate_store import GateStore, Machine
+from tests.tiny import answer, random_draft, read_prompt, selecting_draft, tiny_target
+
+N_TOKENS = 6
+BLOCK = 4
+KEYS = (24,)  # the prompt has 45 tokens
+
+
+class Counting:
+    """A device that keeps the names of what it launched."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.launched: list[str] = []
+
+    def run(self, launch: Launch) -> Sequence[mx.array]:
+        """The outputs of the device beneath."""
+        self.launched.append(launch.kernel.name)
+        return self.device.run(launch)
+
+
+def _divides(path: str, layer: Any) -> bool:
+    return hasattr(layer, "to_quantized") and layer.weight.shape[-1] % 32 == 0
+
+
+def _pair(family: str, bits: int | None, second: bool = False) -> Pair:
+    """A pair of one-block models whose heads the kernels take, quantized or not."""
+    heads = {"head_dim": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+    layers = 3 if family == "qwen3_next" else 2  # of those the third attends
+    target = tiny_target(family, **heads, hidden_size=128, num_hidden_layers=layers)
+    make = selecting_draft if second else random_draft
+    bound = make(target, **heads, block_size=BLOCK)
+    if bits:
+        for model in (target.model, bound.model):
+            nn.quantize(model, 32, bits, class_predicate=_divides)
+    return Pair(target, bound)
+
+
+def _forced(pair: Pair, device: Device, folder: Path) -> int:
+    """Put every right kernel into a pair; return how many there are."""
+    gate = Gate(GateStore(folder, Machine("chip", "os", "mlx")), "force")
+    kernels = put_kernels(pair, "force", device, gate, KEYS)
+    assert kernels is not None
+    kernels.race(lambda text: None, budget_s=math.inf)
+    assert kernels.n_used == kernels.n_asked
+    return kernels.n_used
+
+
+@pytest.mark.parametrize(
+    ("family", "bits"),
+    [("qwen3", 4), ("qwen3", None), ("llama", 8), ("qwen2", None), ("qwen3_next", None)],
+)
+def test_a_pair_writes_what_it_writes_with_stock_mlx(
+    family: str, bits: int | None, device: Device, tmp_path: Path
+) -> None:
+    """The kernels in place, in both models: the tokens are those of the stock layers."""
+    expected = answer(_pair(family, bits), N_TOKENS)
+    pair, counting = _pair(family, bits), Counting(device)
+    _forced(pair, counting, tmp_path)
+    counting.launched.clear()
+    assert answer(pair, N_TOKENS) == expected
+    matrices = "quantized_verify" if bits else "dense_verify"
+    others = {"verify_attention", "block_attention", "head_argmax", "head_merge"}
+    assert set(counting.launched) >= {matrices, *others}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_second_draft_proposes_the_same(
+    temperature: float, device: Device, tmp_path: Path
+) -> None:
+    """A draft that reads its rows otherwise is accepted less, and nobody sees why."""
+    blocks = []
+    for kernels in (False, True):
+        pair, counting = _pair("qwen3", None, second=True), Counting(device)
+        if kernels:
+            _forced(pair, counting, tmp_path)
+            counting.launched.clear()
+        cache, state = read_prompt(pair)
+        _, block = draft(pair.drawing(temperature, 5), cache, state, BLOCK)
+        blocks.append(block)
+    stock, ours = blocks
+    assert ours.tokens.tolist() == stock.tokens.tolist()
+    assert ours.healthy.item()
+    if stock.candidates is not None and ours.candidates is not None:
+        assert mx.allclose(ours.candidates.probs, stock.candidates.probs, atol=1e-5)
+    assert counting.launched.count("candidate_walk") == 1
+    assert counting.launched.count("grouped_conv") == 2 * 2 * 2  # layers, sublayers, either side
