@@ -6,16 +6,17 @@ context rows get no input norm, no query, no output and no feed-forward pass.
 Source: arXiv 2602.06036 section 3 and the official `dflash` package 0.1.0 (`model_mlx.py`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.qwen3 import MLP
 
 from dflash_mlx.cache.context import ContextCache, ContextLayer
+from dflash_mlx.metal.chosen_head import no_head
 from dflash_mlx.models.draft_config import DraftConfig
 from dflash_mlx.models.masks import block_mask
-from dflash_mlx.models.protocols import Block, Target
+from dflash_mlx.models.protocols import Block, FindBest, Target
 from dflash_mlx.models.rotation import Rotation, make_rotation
 
 Start = int | mx.array
@@ -50,14 +51,25 @@ class DraftAttention(nn.Module):
         self, rows: mx.array, rope: Rotation, start: int, context: ContextLayer
     ) -> mx.array:
         """Return [1, B, D] for normed block rows [1, B, D], the first at position `start`."""
-        n_rows = rows.shape[1]
         queries = self.queries(rows, rope, start)
-        keys, values = context.with_block(*self.keys_values(rows, rope, start))
-        mask = block_mask(context.positions, start, n_rows, self.window, self.causal)
-        mixed = mx.fast.scaled_dot_product_attention(
+        keys, values = self.keys_values(rows, rope, start)
+        mixed = self.attend(queries, keys, values, start, context)
+        return self.o_proj(mixed.transpose(0, 2, 1, 3).reshape(1, rows.shape[1], -1))
+
+    def attend(
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        start: int,
+        context: ContextLayer,
+    ) -> mx.array:
+        """Return [1, H, B, d] for rotated queries, keys and values of block rows."""
+        keys, values = context.with_block(keys, values)
+        mask = block_mask(context.positions, start, queries.shape[2], self.window, self.causal)
+        return mx.fast.scaled_dot_product_attention(
             queries, keys, values, scale=self.scale, mask=mask, sinks=self.sinks
         )
-        return self.o_proj(mixed.transpose(0, 2, 1, 3).reshape(1, n_rows, -1))
 
     def queries(self, rows: mx.array, rope: Rotation, start: Start) -> mx.array:
         """Return rotated queries [N, H, n, d] of rows [N, n, D] from position `start`."""
@@ -128,6 +140,11 @@ class DraftModel(nn.Module):
             self.d2t = mx.zeros((config.draft_vocab_size,), mx.int32)
         self._rope = make_rotation(config)
 
+    @property
+    def rope(self) -> Rotation:
+        """The rotation of queries and keys, the same in all layers."""
+        return self._rope
+
     def extend(self, features: mx.array, position: int, context: ContextCache) -> None:
         """Append the keys and values of `features` [1, n, F] to every layer's context."""
         end = position + features.shape[1]
@@ -160,8 +177,10 @@ class BoundDraft:
         self.target = target
         self.taps = model.config.target_layer_ids
         self.block_size = model.config.block_size
+        self.best: FindBest = no_head
+        """The best token of every normed row [1, B - 1, D], or None where logits are wanted."""
         # rows by which one side pads its vocabulary beyond the other's are no tokens
-        self._n_ids = min(model.config.vocab_size, target.shape.vocab_size)
+        self.n_ids = min(model.config.vocab_size, target.shape.vocab_size)
 
     @property
     def row_bytes(self) -> int:
@@ -190,22 +209,35 @@ class BoundDraft:
 
     def propose(self, anchor: int, n_rows: int, context: ContextCache) -> Block:
         """Propose the argmax at each of the `n_rows - 1` masked rows behind `anchor`."""
-        logits = self.logits(self.hidden(anchor, n_rows, context))
+        hidden = self.hidden(anchor, n_rows, context)
+        if (found := self.best(hidden)) is not None:
+            return Block(self._ids(found.tokens[None, :, 0]), mx.isfinite(found.log_sum_exp).all())
+        logits = self.logits(hidden)
         best = mx.max(logits, axis=-1)
         return Block(self._ids(mx.argmax(logits, axis=-1)), mx.isfinite(best).all())
 
     def hidden(self, anchor: int, n_rows: int, context: ContextCache) -> mx.array:
         """Return normed hidden rows [1, B - 1, D] of the block that `anchor` begins."""
+        return self.model.denoise(self.block_rows([anchor], n_rows), context)
+
+    def block_rows(self, anchors: Sequence[int], n_rows: int) -> mx.array:
+        """Return the embedded rows [N, B, D] of blocks of `anchors` [N] with masks behind them."""
         config = self.model.config
-        tokens = mx.array([[anchor] + [config.mask_token_id] * (n_rows - 1)])
+        masks = [config.mask_token_id] * (n_rows - 1)
+        tokens = mx.array([[anchor, *masks] for anchor in anchors])
         embed = self.model.embed_tokens if "embed_tokens" in self.model else self.target.embed
-        return self.model.denoise(embed(tokens) * config.input_embedding_scale, context)
+        rows: mx.array = embed(tokens) * config.input_embedding_scale
+        return rows
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Return logits [1, B - 1, V] of normed hidden rows, over ids that both models know."""
-        config = self.model.config
         head = self.model.lm_head if "lm_head" in self.model else self.target.head
-        logits = head(hidden)[..., : self._n_ids] * config.output_multiplier
+        return self.shaped(head(hidden)[..., : self.n_ids])
+
+    def shaped(self, projected: mx.array) -> mx.array:
+        """Return `projected` hidden rows scaled and capped, as the configuration says."""
+        config = self.model.config
+        logits = projected * config.output_multiplier
         if config.final_logit_softcapping:
             cap = config.final_logit_softcapping
             logits = mx.tanh(logits / cap) * cap
