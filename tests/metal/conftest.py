@@ -7,6 +7,7 @@ GPU, so the same cases check kernels and executor alike.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import mlx.core as mx
 import pytest
 
 from dflash_mlx.metal.build import Device, Metal
-from tests.metal.covering import all_cases, covering_cases
+from tests.metal.covering import Batch, Case, batches, covering_cases
 from tests.metal.device import ExecutorDevice
 from tests.metal.executor import Executor, Objects, missing
 from tests.metal.executor.launch import ORDERS
@@ -42,8 +43,32 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give a test marked `over(axes)` its cases: all pairs, or the product with `--full`."""
     mark = metafunc.definition.get_closest_marker("over")
     if mark is not None:
-        cases = (all_cases if metafunc.config.getoption("--full") else covering_cases)(mark.args[0])
-        metafunc.parametrize("case", cases, ids=lambda case: "-".join(map(str, case.values())))
+        full = metafunc.config.getoption("--full")
+        cases = batches(mark.args[0]) if full else covering_cases(mark.args[0])
+        metafunc.parametrize("case", cases, ids=_id)
+
+
+def _id(case: Case | Batch) -> str:
+    first = case.cases[0] if isinstance(case, Batch) else case
+    more = f"-and-{len(case.cases) - 1}-more" if isinstance(case, Batch) else ""
+    return "-".join(map(str, first.values())) + more
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test once for every case of a batch; its failure says which one it was."""
+    batch = pyfuncitem.funcargs.get("case")
+    if not isinstance(batch, Batch):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    given = {name: pyfuncitem.funcargs[name] for name in names}
+    for case in batch.cases:
+        try:
+            pyfuncitem.obj(**{**given, "case": case})
+        except Exception as error:
+            error.add_note(f"the case was {case}")
+            raise
+    return True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

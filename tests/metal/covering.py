@@ -52,6 +52,20 @@ def all_cases(axes: Axes) -> list[Case]:
     ]
 
 
+@dataclass(frozen=True)
+class Batch:
+    """Cases of one pipeline, run by one test: a test of its own for each would cost more."""
+
+    cases: tuple[Case, ...]
+
+
+def batches(axes: Axes) -> list[Batch]:
+    """The product of all pipeline and shape values, a batch for each pipeline."""
+    cases = all_cases(axes)
+    size = len(product(axes.shape))
+    return [Batch(tuple(cases[i : i + size])) for i in range(0, len(cases), size)]
+
+
 def product(values: Values) -> list[Case]:
     """Every combination of the values."""
     return [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from tests.metal.covering import Axes, all_cases, all_pairs, covering_cases
+from tests.metal.covering import Axes, all_cases, all_pairs, batches, covering_cases
 
 AXES = Axes(
     pipeline={"bits": (2, 4, 8), "group": (32, 64), "dtype": "ab"},
@@ -33,3 +33,12 @@ def test_the_full_run_leaves_nothing_out() -> None:
     cases = all_cases(AXES)
     assert len(cases) == 3 * 2 * 2 * 5 * 3
     assert {case["slices"] for case in cases} == {1, 2, 8}
+
+
+def test_batches_are_the_full_run_by_pipeline() -> None:
+    """A batch that mixes pipelines would hide which of them fails, and compile in the middle."""
+    made = batches(AXES)
+    assert [case for batch in made for case in batch.cases] == all_cases(AXES)
+    assert len(made) == 3 * 2 * 2
+    for batch in made:
+        assert len({(case["bits"], case["group"], case["dtype"]) for case in batch.cases}) == 1

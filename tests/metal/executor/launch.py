@@ -96,7 +96,7 @@ def launch(
     limit_s: int,
 ) -> tuple[Counts, list[Report]]:
     """Run the kernel in `path` on `buffers`; results go into the buffers' `result`."""
-    library, runtime = objects.load(path), objects.load(objects.runtime())
+    library, runtime = objects.load(path), objects.load(objects.runtime)
     given = (_Buffer * len(buffers))(*(_c_buffer(b) for b in buffers))
     counters, traffic = _Counters(), (_BufferCounts * len(buffers))()
     reports = (_Report * MAX_REPORTS)()
@@ -172,9 +172,10 @@ def _report(r: _Report, lines: dict[int, int]) -> Report:
 
 def _lines(path: Path, counters: Sequence[int]) -> dict[int, int]:
     """Source lines of program counters (return addresses) inside the shared object."""
-    tool = shutil.which("addr2line")
-    base = _load_address(path)
-    if not counters or tool is None or base is None:
+    if not counters:
+        return {}
+    tool, base = shutil.which("addr2line"), _load_address(path)
+    if tool is None or base is None:
         return {}
     addresses = [hex(pc - 1 - base) for pc in counters]
     command = [tool, "-a", "-i", "-e", str(path), *addresses]

@@ -7,6 +7,7 @@ explicit instantiation at the end, which C++ does not accept. Line numbers are k
 
 from __future__ import annotations
 
+import functools
 import re
 
 from tests.metal.executor.source import Parameter, Source
@@ -46,6 +47,7 @@ _THREAD = {
 }
 
 
+@functools.lru_cache(maxsize=64)
 def translation_unit(source: Source) -> str:
     """Return C++ text whose function `rt_entry(arguments)` runs the kernel for the current lane."""
     text = share_threadgroup_variables(without_comments(source.text))

@@ -77,7 +77,7 @@ class Objects:
     def kernel(self, name: str, text: str, *, traced: bool) -> Path:
         """Path of the shared object for this translation unit; compiles it if it is new."""
         flags = [*_COMMON, *_machine_flags(), *_KERNEL, *(_TRACED if traced else ())]
-        runtime = self.runtime()
+        runtime = self.runtime
         link = [*(_WRAP if traced else ()), str(runtime), *_LINK]
         target = self._target(name.removeprefix("custom_kernel_")[:60], text, *flags, *link)
         if not target.exists():
@@ -100,6 +100,7 @@ class Objects:
                     os.rename(staged, folder)
         return folder
 
+    @functools.cached_property
     def runtime(self) -> Path:
         """Path of the shared object of the runtime."""
         parts = sorted(RUNTIME.glob("*.cpp"))

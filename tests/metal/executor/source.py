@@ -6,6 +6,7 @@ callback and needs no Metal. Nothing here knows how the text is compiled or run.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -84,7 +85,12 @@ def generate(
     if len(found) != 1:
         raise RuntimeError(f"expected one kernel in the launch, MLX recorded {len(found)}")
     name, text = found[0][0], found[0][1]
-    return Source(name, text, _entry(name, text), _parameters(name, text), bool(found[0][9]))
+    return _read(name, text, bool(found[0][9]))
+
+
+@functools.lru_cache(maxsize=64)
+def _read(name: str, text: str, row_contiguous: bool) -> Source:
+    return Source(name, text, _entry(name, text), _parameters(name, text), row_contiguous)
 
 
 _SIGNATURE = re.compile(r"\[\[kernel\]\] void (\w+)\(\n(.*?)\) \{\n", re.S)
