@@ -1,0 +1,1 @@
+"""Train a draft for any target, with the target as its own teacher."""
