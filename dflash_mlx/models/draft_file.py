@@ -95,6 +95,7 @@ def _read_published(config: Mapping[str, Any], source: str) -> DraftConfig:
         "in_block_causal": _in_block_causal(common["layer_types"], dflash("is_causal")),
         "target_hidden_size": dflash("target_hidden_size"),
         "attention_sinks": bool(dflash("attention_sink_bias", False)),
+        "draft_vocab_size": _reduced(values, dflash("draft_vocab_size"), common["vocab_size"]),
     }
     if "DFlash2DraftModel" in architectures:
         common |= _second(values, dflash)
@@ -115,7 +116,6 @@ def _read_speculators(config: Mapping[str, Any], source: str) -> DraftConfig:
     common = _transformer(values)
     shifted = values.ids("aux_hidden_state_layer_ids", config.get("aux_hidden_state_layer_ids"))
     non_causal = config.get("sliding_window_non_causal", kind == "dflash2")
-    reduced = config.get("draft_vocab_size")
     common |= {
         "block_size": values.whole("block_size", config.get("block_size")),
         "mask_token_id": values.whole("mask_token_id", config.get("mask_token_id"), minimum=0),
@@ -124,11 +124,18 @@ def _read_speculators(config: Mapping[str, Any], source: str) -> DraftConfig:
         "num_target_layers": config.get("num_target_layers"),
         "in_block_causal": _in_block_causal(common["layer_types"], False if non_causal else None),
         "target_hidden_size": config.get("target_hidden_size"),
-        "draft_vocab_size": None if reduced == common["vocab_size"] else reduced,
+        "draft_vocab_size": _reduced(values, config.get("draft_vocab_size"), common["vocab_size"]),
     }
     if kind == "dflash2":
         common |= _second(values, config.get)
     return _checked(DraftConfig(**common), source)
+
+
+def _reduced(values: "_Values", stated: Any, vocab_size: int) -> int | None:
+    """Return the size of a vocabulary smaller than the target's, None where it is the target's."""
+    if stated is None or stated == vocab_size:
+        return None
+    return values.whole("draft_vocab_size", stated)
 
 
 def _second(values: "_Values", get: Any) -> dict[str, Any]:

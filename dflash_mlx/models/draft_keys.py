@@ -49,6 +49,7 @@ _KNOWN = {
     "block_size",
     "conv_group_size",
     "conv_kernel_size",
+    "draft_vocab_size",
     "final_logit_softcapping",
     "input_embedding_scale",
     "is_causal",

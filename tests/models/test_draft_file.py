@@ -169,13 +169,20 @@ def test_a_speculators_draft_runs_as_it_is(target, tmp_path):
     assert proposed(load_draft(folder, target, compute_here())) == proposed(expected)
 
 
-def test_a_reduced_vocabulary_is_mapped_to_the_targets(target, tmp_path):
+@pytest.mark.parametrize(
+    "config",
+    [
+        {**SPECULATORS, "draft_vocab_size": 64},
+        {**PUBLISHED, "draft_vocab_size": 64},
+        nested(PUBLISHED, draft_vocab_size=64),
+    ],
+)
+def test_a_reduced_vocabulary_is_mapped_to_the_targets(target, tmp_path, config):
     """Ids of the small vocabulary taken for the target's propose other words altogether."""
     weights = weights_of(random_draft(target))
     weights["lm_head.weight"] = mx.random.normal((64, 32), key=mx.random.key(8))
     kept = sorted({(7 * at) % 260 for at in range(64)})
     weights["d2t"] = mx.array([token - at for at, token in enumerate(kept)], dtype=mx.int64)
-    config = {**SPECULATORS, "draft_vocab_size": 64}
     draft = load_draft(write(tmp_path / "reduced", config, weights), target, compute_here())
     context = draft.make_context()
     draft.extend(mx.random.normal((1, 9, 64), key=mx.random.key(4)), 0, context)
