@@ -53,6 +53,23 @@ class Tokenizer:
             return None
         return self._wrapper.think_start, self._wrapper.think_end
 
+    @property
+    def special_tokens(self) -> dict[int, str]:
+        """Tokens that stand for something else than text, by id."""
+        added = self._wrapper.added_tokens_decoder
+        return {index: str(token) for index, token in added.items() if token.special}
+
+    @property
+    def pad_id(self) -> int | None:
+        """The token that fills rows up, None where the model has none."""
+        pad: int | None = self._wrapper.pad_token_id
+        return pad
+
+    @property
+    def n_ids(self) -> int:
+        """Ids up to the last that stands for something; a model may have more rows than that."""
+        return max(int(index) for index in self._wrapper.get_vocab().values()) + 1
+
     def opens_thought(self, ids: Sequence[int]) -> bool:
         """Whether a rendered prompt ends inside a thought, as some templates open one."""
         if not self.has_thinking:
