@@ -1,0 +1,99 @@
+"""What a training run may be asked for, checked before anything is loaded."""
+
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from dflash_mlx.config import SamplingConfig
+from dflash_mlx.errors import BadRequest
+from dflash_mlx.train.shape import Wishes
+
+SELF = "self"
+MINUTES = 60.0
+"""Minutes of a run that names neither minutes nor steps."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One run. None leaves a choice to the plan.
+
+    `data` is a file, a data set on the hub, or "self". `minutes` bound everything together,
+    writing and measuring included; `steps` bound the training alone. `max_rows` cuts samples,
+    `temperature` is that of the target's answers, `cache_gb` bounds the features on disk.
+    """
+
+    target: str
+    out: Path
+    init: str | None = None
+    data: str = SELF
+    samples: int | None = None
+    minutes: float | None = None
+    steps: int | None = None
+    wishes: Wishes = field(default_factory=Wishes)
+    thinking: bool | None = None
+    temperature: float = 0.0
+    max_rows: int = 1024
+    learning_rate: float | None = None
+    cache_gb: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "minutes", "steps", "learning_rate"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise BadRequest(f"--{name.replace('_', '-')} is {value}; it needs more than 0")
+        if self.minutes is not None and self.steps is not None:
+            raise BadRequest("--minutes and --steps both bound the run; give one of them")
+        if self.samples == 1:
+            raise BadRequest("--samples is 1; it needs 2 or more, one of them to measure with")
+        if self.max_rows < 16:
+            raise BadRequest(f"--max-rows is {self.max_rows}; it needs 16 or more")
+        if not 0 <= self.seed < 2**32:
+            raise BadRequest(f"--seed is {self.seed}; it needs 0 to 4294967295")
+        if self.cache_gb is not None and self.cache_gb < 0:
+            raise BadRequest(f"--cache is {self.cache_gb}; it needs gigabytes, 0 for none")
+        if self.init and self.wishes != Wishes():
+            raise BadRequest(
+                "--init gives the draft its shape; leave out --layers, --block, --draft-vocab and "
+                "--dflash2, or --init"
+            )
+        self.answers  # noqa: B018  checks the temperature
+
+    @property
+    def answers(self) -> SamplingConfig:
+        """How the target's answers are chosen."""
+        return SamplingConfig(temperature=self.temperature)
+
+    @property
+    def run_folder(self) -> Path:
+        """Where the run keeps what it needs to go on: beside the result."""
+        out = self.out.expanduser().absolute()
+        return out.with_name(f"{out.name}.run")
+
+    def as_values(self) -> dict[str, Any]:
+        """Return plain values, ready for JSON."""
+        return {**asdict(self), "out": str(self.out)}
+
+    @classmethod
+    def from_values(cls, values: dict[str, Any]) -> "TrainConfig":
+        """Return the configuration that `as_values` described."""
+        return cls(**{**values, "out": Path(values["out"]), "wishes": Wishes(**values["wishes"])})
+
+
+def resumed(asked: TrainConfig, stored: TrainConfig) -> TrainConfig:
+    """Return the configuration to go on with: the stored one, which `asked` may repeat.
+
+    Raises:
+        BadRequest: something else is asked for now.
+    """
+    plain = TrainConfig(target=asked.target, out=asked.out)
+    for item in fields(TrainConfig):
+        name = item.name
+        now, then, usual = (getattr(each, name) for each in (asked, stored, plain))
+        if name == "out" or now == then or (now == usual and name != "target"):
+            continue
+        raise BadRequest(
+            f"{asked.run_folder} was begun with {name} {then} and not {now}; go on with --resume "
+            "alone, or begin anew with another -o"
+        )
+    return stored
