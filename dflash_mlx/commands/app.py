@@ -22,6 +22,7 @@ _COMMANDS = {
     "models": "List pairs, and what is on this machine.",
     "doctor": "Check this machine, and whether a pair fits.",
     "convert": "Convert a target or a draft into an MLX folder.",
+    "train": "Train a draft for a target.",
     "bench": "Is DFlash worth it on this machine, and with which setting?",
     "simulate": "Try the width controller on recorded costs and invented texts.",
 }
