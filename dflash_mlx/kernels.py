@@ -93,14 +93,15 @@ class PairKernels:
                 self._take(question, verdict)
         self._open = still_open
 
-    def race_next(self, on_step: Step | None = None) -> None:
-        """Answer one open question, which takes a second or so; a line before it."""
+    def race_next(self, on_step: Step | None = None) -> bool:
+        """Answer one open question, in a second or so; return whether another waits."""
         question = self._open.pop(0)
         done, shape = len(self.verdicts), question.contest.shape
         (on_step or self._on_step)(f"racing kernels: {done + 1} of {self.n_asked + 1}, {shape}")
         started = self._gate.clock()
         self._take(question, self._gate.answer(question.contest))
         self._left_s -= self._gate.clock() - started
+        return self.waiting
 
     def race(self, on_step: Step, budget_s: float = BUDGET_S) -> None:
         """Answer open questions for `budget_s` seconds, a line before each."""

@@ -26,9 +26,9 @@ def race_between(loaded: LoadedPair, worker: Worker) -> None:
     def race() -> None:
         if not kernels.waiting:
             return
-        kernels.race_next()
+        another_waits = kernels.race_next()
         mx.clear_cache()
-        if kernels.waiting:
+        if another_waits:
             race_between(loaded, worker)
             return
         if kernels.fault:

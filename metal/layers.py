@@ -72,7 +72,7 @@ class VerifyLinear(nn.Linear):
         if geometry is None:
             return super().__call__(x)
         y = self._chosen.product(x, self.weight, geometry)
-        return y + self.bias if "bias" in self else y
+        return _biased(y, self)
 
 
 class VerifyQuantizedLinear(nn.QuantizedLinear):
@@ -86,7 +86,7 @@ class VerifyQuantizedLinear(nn.QuantizedLinear):
         if geometry is None:
             return super().__call__(x)
         y = self._chosen.product(x, packed_weight(self), geometry)
-        return y + self.bias if "bias" in self else y
+        return _biased(y, self)
 
 
 class VerifyEmbedding(nn.Embedding):
@@ -99,7 +99,8 @@ class VerifyEmbedding(nn.Embedding):
         geometry = self._chosen.geometry(x)
         if geometry is None:
             return super().as_linear(x)
-        return self._chosen.product(x, self.weight, geometry)
+        weight: mx.array = self.weight
+        return self._chosen.product(x, weight, geometry)
 
 
 class VerifyQuantizedEmbedding(nn.QuantizedEmbedding):
@@ -158,9 +159,15 @@ def packed_weight(layer: Any) -> QuantizedWeight:
 
 
 def _exchanged(layer: nn.Module, chosen: _Chosen) -> nn.Module:
-    made: Any = transplanted(layer, OURS[type(layer)])
+    made: nn.Module = transplanted(layer, OURS[type(layer)])
     made._chosen = chosen
     return made
+
+
+def _biased(y: mx.array, layer: nn.Module) -> mx.array:
+    """`y` with the bias of a linear layer, if it has one."""
+    bias: mx.array | None = layer.get("bias")
+    return y if bias is None else y + bias
 
 
 def matrix_of(layer: nn.Module) -> Weight | None:

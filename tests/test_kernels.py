@@ -245,9 +245,10 @@ def test_a_request_waits_for_one_race_at_most(tmp_path):
     answer_one = made.kernels.race_next
 
     def race_next():
-        answer_one()
+        another_waits = answer_one()
         raced.append(True)
         asked.wait(60)  # the request is in the queue before the second race
+        return another_waits
 
     made.kernels.race_next = race_next
     with made.engine as engine:

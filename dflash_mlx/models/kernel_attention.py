@@ -181,7 +181,8 @@ def _group(layer: Any, keys: tuple[int, ...]) -> AttentionGroup | None:
 
 def _head_size(layer: Any) -> int:
     """Elements of a head; attentions of mlx-lm all keep their scale, and few the size."""
-    return round(layer.scale**-2)
+    size: float = layer.scale**-2
+    return round(size)
 
 
 def _side(linear: Any, axis: int) -> tuple[int, mx.Dtype]:
