@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 README = Path(__file__).resolve().parent.parent / "README.md"
-COMMANDS = ("chat", "generate", "bench", "convert", "doctor", "models", "simulate")
+COMMANDS = ("chat", "generate", "bench", "convert", "train", "doctor", "models", "simulate")
 
 
 def help_text(*command: str) -> str:
