@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -78,22 +79,29 @@ def _truth(q: mx.array, keys: BlockKeys, scale: float, mask: BlockMask) -> tuple
     return attention(q, k, v, scale, seen)
 
 
+@functools.lru_cache(maxsize=4)
+def _posed(
+    dtype: str, size: int, heads: tuple[int, int], rows: int, context: int, mask: BlockMask
+) -> tuple[mx.array, BlockKeys, tuple[Exact, Exact]]:
+    """Queries, keys and the truth, kept for the next case: most differ in lane order only."""
+    q = queries(1, heads[0], rows, size, DTYPES[dtype])
+    keys = _keys(heads[1], context, rows, size, DTYPES[dtype])
+    return q, keys, _truth(q, keys, 1.5 * size**-0.5, mask)
+
+
 def _run(case: Case, device: Device) -> None:
-    (heads, groups), size, dtype = case["heads"], case["size"], DTYPES[case["dtype"]]
-    rows = case["rows"]
-    q = queries(1, heads, rows, size, dtype)
-    keys = _keys(groups, case["context"], rows, size, dtype)
+    size, dtype = case["size"], DTYPES[case["dtype"]]
     mask = BlockMask(case["window"], case["causal"])
+    q, keys, truth = _posed(case["dtype"], size, case["heads"], case["rows"], case["context"], mask)
     geometry = AttentionGeometry(
         case["simdgroups"],
         min(case["row_tiles"], 1 if size > 128 else 2),
         attention_geometries(size, dtype, 8)[0].key_block,
         keys_per_split=40 if case["split"] else 100_000,
     )
-    scale = 1.5 * size**-0.5
-    out = block_attention(q, keys, scale, mask, device=device, geometry=geometry)
+    out = block_attention(q, keys, 1.5 * size**-0.5, mask, device=device, geometry=geometry)
     assert out.dtype == dtype
-    check(out, *_truth(q, keys, scale, mask), slack=4)
+    check(out, *truth, slack=4)
 
 
 @pytest.mark.over(AXES)
