@@ -63,6 +63,7 @@ _Thinking = Annotated[
 _Temperature = Annotated[float, typer.Option(help="Of the target's answers; 0 is greedy.")]
 _MaxRows = Annotated[int, typer.Option(help="Tokens of a sample, at most.")]
 _Rate = Annotated[float | None, typer.Option(help="Peak learning rate.  [default: 6e-4]")]
+_Weighting = Annotated[str, typer.Option(help="Of a block's rows in the loss: fixed, or d-pace.")]
 _Cache = Annotated[
     float | None,
     typer.Option(metavar="GB", help="Disk for the target's features.  [default: half of the free]"),
@@ -89,6 +90,7 @@ def train(
     temperature: _Temperature = 0.0,
     max_rows: _MaxRows = 1024,
     learning_rate: _Rate = None,
+    weighting: _Weighting = "fixed",
     cache: _Cache = None,
     seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
     blas: Annotated[str, typer.Option(help="auto, bundled or openblas (Linux).")] = "auto",
@@ -120,6 +122,7 @@ def train(
         temperature=temperature,
         max_rows=max_rows,
         learning_rate=learning_rate,
+        weighting=weighting,
         cache_gb=cache,
         seed=seed,
     )

@@ -4,7 +4,8 @@ from typing import Any
 
 from mlx.utils import tree_flatten, tree_map
 
-from dflash_mlx.train.checkpoint import load_checkpoint
+from dflash_mlx.train.checkpoint import load_checkpoint, replace_file
+from dflash_mlx.train.curves import curves
 from dflash_mlx.train.measuring import Measuring
 from dflash_mlx.train.probe import Clock
 from dflash_mlx.train.recipe import Recipe
@@ -83,6 +84,10 @@ class BetweenSteps:
             model = self.measuring.prepared.beginning.draft.model
             self.folder.save_best(dict(tree_flatten(model.parameters())), step)
         self.folder.log({"step": step, "tokens": tokens, **found})
+        page = curves(self.folder.path.name, "a run at work", self.folder.history())
+        replace_file(
+            self.folder.path / "curves.html", lambda file: file.write_text(page, encoding="utf-8")
+        )
         by_anchors = found["anchors"]["tokens_per_round"]
         detail = f"{reached:.2f} tokens a round decoding, {by_anchors:.2f} by anchors"
         self.watcher.on_report(Report("measure", step, self.recipe.steps, detail))

@@ -2,10 +2,11 @@
 
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from dflash_mlx.config import SamplingConfig
 from dflash_mlx.errors import BadRequest
+from dflash_mlx.train.recipe import Weighting
 from dflash_mlx.train.shape import Wishes
 
 SELF = "self"
@@ -19,7 +20,8 @@ class TrainConfig:
 
     `data` is a file, a data set on the hub, or "self". `minutes` bound everything together,
     writing and measuring included; `steps` bound the training alone. `max_rows` cuts samples,
-    `temperature` is that of the target's answers, `cache_gb` bounds the features on disk.
+    `temperature` is that of the target's answers, `weighting` that of a block's rows in the loss,
+    `cache_gb` bounds the features on disk.
     """
 
     target: str
@@ -34,6 +36,7 @@ class TrainConfig:
     temperature: float = 0.0
     max_rows: int = 1024
     learning_rate: float | None = None
+    weighting: str = "fixed"
     cache_gb: float | None = None
     seed: int = 0
 
@@ -48,6 +51,10 @@ class TrainConfig:
             raise BadRequest("--samples is 1; it needs 2 or more, one of them to measure with")
         if self.max_rows < 16:
             raise BadRequest(f"--max-rows is {self.max_rows}; it needs 16 or more")
+        if self.weighting not in get_args(Weighting):
+            raise BadRequest(
+                f"--weighting is {self.weighting!r}; it needs {' or '.join(get_args(Weighting))}"
+            )
         if not 0 <= self.seed < 2**32:
             raise BadRequest(f"--seed is {self.seed}; it needs 0 to 4294967295")
         if self.cache_gb is not None and self.cache_gb < 0:

@@ -7,6 +7,7 @@ into the time that is left.
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from mlx.utils import tree_flatten
@@ -17,7 +18,7 @@ from dflash_mlx.train.needs import Scale, fitting
 from dflash_mlx.train.plan import Corpus, Kinds, Plan, refuse_too_short, scheduled
 from dflash_mlx.train.preparing import Prepared
 from dflash_mlx.train.probe import Clock
-from dflash_mlx.train.recipe import Recipe, decay_for
+from dflash_mlx.train.recipe import Recipe, Weighting, decay_for
 from dflash_mlx.train.samples import Limits, Sample, Samples, split
 from dflash_mlx.train.shards import Shards
 from dflash_mlx.train.trainer import freeze_borrowed
@@ -114,7 +115,8 @@ def _recipe(prepared: Prepared) -> Recipe:
     """Return the recipe as far as no machine bounds it; its steps are not known yet."""
     config = prepared.config
     decay = decay_for(prepared.beginning.draft.block_size)
-    recipe = Recipe(steps=1, decay=decay, seed=config.seed)
+    weighting = cast(Weighting, config.weighting)
+    recipe = Recipe(steps=1, weighting=weighting, decay=decay, seed=config.seed)
     if config.learning_rate is None:
         return recipe
     return replace(recipe, learning_rate=config.learning_rate)

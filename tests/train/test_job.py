@@ -161,6 +161,7 @@ def test_what_was_reached_is_there_after_a_stop(folder, tmp_path, monkeypatch):
     assert (result.out / "model.safetensors").exists()
     assert json.loads((result.out / "training.json").read_text())["finished"] is False
     assert (config.run_folder / "features").exists()
+    assert "<svg" in (config.run_folder / "curves.html").read_text()
 
 
 def test_a_draft_is_gone_on_from(whole, folder, tmp_path):

@@ -159,6 +159,7 @@ def test_a_probe_keeps_to_its_time():
         ({"samples": 1}, "--samples is 1"),
         ({"max_rows": 5}, "--max-rows is 5"),
         ({"seed": -1}, "--seed is -1"),
+        ({"weighting": "none"}, "--weighting is 'none'; it needs fixed or d-pace"),
         ({"init": "draft", "wishes": Wishes(layers=2)}, "--init gives the draft its shape"),
         ({"temperature": -1}, "temperature is -1"),
     ],
