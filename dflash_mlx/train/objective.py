@@ -76,23 +76,23 @@ class Objective:
 
         Where the right one is not among them it takes the place of the last, as speculators does.
         """
-        selector, blocks = model.candidate_selector, example.blocks
-        labels = mx.array(blocks.labels)
-        ids = mx.argpartition(mx.stop_gradient(logits), -selector.top_k, axis=-1)
-        ids = ids[..., -selector.top_k :]
-        found = (ids == labels[..., None]).any(axis=-1)
-        last = mx.where(found, ids[..., 0], labels)
-        ids = mx.concatenate([last[..., None], ids[..., 1:]], axis=-1)
+        selector, blocks, goal = model.candidate_selector, example.blocks, self._goal(example)
+        count = min(selector.top_k, logits.shape[-1])
+        places = mx.argpartition(mx.stop_gradient(logits), -count, axis=-1)[..., -count:]
+        found = (places == goal.labels[..., None]).any(axis=-1)
+        last = mx.where(found, places[..., 0], goal.labels)
+        places = mx.concatenate([last[..., None], places[..., 1:]], axis=-1)
+        # logits stand in the head's order, codebooks in the target's
+        ids = places if self.head.ids is None else mx.array(self.head.ids)[places]
         before = mx.array(
             np.concatenate([example.tokens[blocks.anchors][:, None], blocks.labels[:, :-1]], axis=1)
         )
         follows = selector.predecessor_codebook(before) * selector.hidden_projection(hidden)
-        scores = mx.take_along_axis(logits, ids, axis=-1).astype(mx.float32)
+        scores = mx.take_along_axis(logits, places, axis=-1).astype(mx.float32)
         scores = scores + (selector.successor_codebook(ids) * follows[..., None, :]).sum(axis=-1)
-        places = mx.argmax(ids == labels[..., None], axis=-1)
-        goal = self._goal(example)
-        chosen = judge_choices(scores, places, goal, self.recipe)
-        right = (mx.argmax(scores, axis=-1) == places) * goal.known
+        wanted = mx.argmax(places == goal.labels[..., None], axis=-1)
+        chosen = judge_choices(scores, wanted, goal, self.recipe)
+        right = (mx.argmax(scores, axis=-1) == wanted) * goal.known
         return Judged(judged.loss + self.recipe.selector * chosen, right)
 
 
