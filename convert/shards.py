@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,7 +47,7 @@ def write_weights(job: Job, work: WorkFolder, watch: Watcher) -> None:
 
 
 def write_shard(shard: Shard, folder: Path, advance: Callable[[int], None]) -> str:
-    """Write one file and return its SHA-256, read back from the disk.
+    """Write one file, wait until it is on the disk, and return its SHA-256 as it reads back.
 
     `advance` is called with the bytes of the source that were consumed.
 
@@ -65,17 +66,20 @@ def write_shard(shard: Shard, folder: Path, advance: Callable[[int], None]) -> s
             output, position, start, stop = piece
             for part, rows in zip(output.parts, packed(output, start, stop), strict=True):
                 row_bytes = part.n_bytes // max(1, row_count(part.shape))
-                _write(descriptor, np.ascontiguousarray(rows).data, position + start * row_bytes)
+                place = position + start * row_bytes
+                _write(descriptor, np.ascontiguousarray(rows).data, place)
+                _send(descriptor, place, rows.nbytes)
                 position += part.n_bytes
             with lock:
                 width = row_width(output.rows.shape) * item_bytes(output.rows.dtype)
                 advance((stop - start) * width)
 
         run_all(_pieces(shard, len(header)), work)
+        sha256 = file_hash(path)  # before the sync, so that the disk works meanwhile
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    return file_hash(path)
+    return sha256
 
 
 def file_hash(path: Path) -> str:
@@ -89,6 +93,12 @@ def _pieces(shard: Shard, position: int) -> Iterator[Piece]:
         for start, stop in chunks(output.rows):
             yield output, position, start, stop
         position += output.n_bytes
+
+
+def _send(descriptor: int, position: int, n_bytes: int) -> None:
+    """Let the disk begin with a range that was written, so that the last sync has little to do."""
+    if sys.platform == "linux":
+        os.posix_fadvise(descriptor, position, n_bytes, os.POSIX_FADV_DONTNEED)
 
 
 def _write(descriptor: int, raw: bytes | memoryview, position: int) -> None:

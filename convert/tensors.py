@@ -96,11 +96,12 @@ def to_mlx(values: Carrier, dtype: str) -> mx.array:
 
 
 def from_mlx(array: mx.array) -> Carrier:
-    """Return the carrier of an MLX array, evaluating it."""
+    """Return the carrier of an MLX array, evaluating it; both share their memory."""
     if array.dtype == mx.bfloat16:
         array = array.view(mx.uint16)
     mx.eval(array)  # which lets other threads run meanwhile; NumPy's conversion does not
-    return np.array(array)
+    carrier: Carrier = np.asarray(array)
+    return carrier
 
 
 def mlx_dtype(dtype: str) -> mx.Dtype:
