@@ -84,7 +84,8 @@ class VerifyQuantizedLinear(nn.QuantizedLinear):
         """Map x [..., K] to [..., N]."""
         geometry = self._chosen.geometry(x)
         if geometry is None:
-            return super().__call__(x)
+            stock: mx.array = super().__call__(x)
+            return stock
         y = self._chosen.product(x, packed_weight(self), geometry)
         return _biased(y, self)
 
@@ -98,7 +99,8 @@ class VerifyEmbedding(nn.Embedding):
         """Map x [..., K] to [..., N]."""
         geometry = self._chosen.geometry(x)
         if geometry is None:
-            return super().as_linear(x)
+            stock: mx.array = super().as_linear(x)
+            return stock
         weight: mx.array = self.weight
         return self._chosen.product(x, weight, geometry)
 
@@ -112,7 +114,8 @@ class VerifyQuantizedEmbedding(nn.QuantizedEmbedding):
         """Map x [..., K] to [..., N]."""
         geometry = self._chosen.geometry(x)
         if geometry is None:
-            return super().as_linear(x)
+            stock: mx.array = super().as_linear(x)
+            return stock
         return self._chosen.product(x, packed_weight(self), geometry)
 
 
