@@ -12,7 +12,7 @@ from dflash_mlx.train.selfwritten import Writer, Writing
 from dflash_mlx.train.sources import read
 from dflash_mlx.train.writing import Pace
 
-_TURN_TOKENS, _ANSWER_TOKENS = 160, 512
+_TURN_TOKENS, _ANSWER_TOKENS = 96, 512
 """Tokens of a question that the target asks, and of any answer, at most."""
 
 

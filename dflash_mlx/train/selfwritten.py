@@ -28,7 +28,7 @@ class Writing:
 
     per_shard: int = 16
     pace: Pace = field(default_factory=Pace)
-    turn_tokens: int = 160
+    turn_tokens: int = 96
     answers: SamplingConfig = field(default_factory=SamplingConfig)
     thinking: bool | None = None
     seed: int = 0

@@ -33,6 +33,9 @@ _STEPS = 100_000
 _LEAST = 0.1
 """Share of a step that is not the target's, at the least: both are measured with noise."""
 
+_GUESSED = 1 / 3
+"""Length of a mean sample in that of the longest, where none was finished in time to tell."""
+
 
 @dataclass(frozen=True)
 class Written:
@@ -44,11 +47,12 @@ class Written:
 
 def try_writing(writer: Writer, index: int, clock: Clock, budget_s: float = PROBE_S / 2) -> Written:
     """Write shard `index` of the run, as far as `budget_s` goes."""
-    begun, n_tokens = clock(), 1
+    begun, counts = clock(), [0]
 
     def keep_on(so_far: int) -> bool:
-        nonlocal n_tokens
-        n_tokens = max(n_tokens, so_far)
+        if so_far < counts[-1]:  # answers are counted anew behind the questions
+            counts.append(0)
+        counts[-1] = so_far
         return clock() - begun < budget_s
 
     shard = writer.shard(index, keep_on)
@@ -57,7 +61,7 @@ def try_writing(writer: Writer, index: int, clock: Clock, budget_s: float = PROB
         return Written(shard, took / max(1, len(shard.samples)))
     writing = writer.writing
     longest = writing.pace.n_tokens + (writing.turn_tokens if writer.questions is None else 0)
-    return Written(None, took * max(1.0, longest / n_tokens))
+    return Written(None, took * _GUESSED * longest / max(1, sum(counts)))
 
 
 @dataclass(frozen=True)

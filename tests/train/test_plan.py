@@ -1,5 +1,6 @@
 """What a run will take, and what gives way where it would take too much."""
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +12,15 @@ from dflash_mlx.train.options import TrainConfig, resumed
 from dflash_mlx.train.plan import PASSES, Corpus, Kinds, refuse_too_short, scheduled
 from dflash_mlx.train.probe import Speeds, timed
 from dflash_mlx.train.recipe import Recipe
+from dflash_mlx.train.samples import Sample
+from dflash_mlx.train.selfwritten import Writing
 from dflash_mlx.train.shape import Wishes
+from dflash_mlx.train.shards import Shard
+from dflash_mlx.train.trial import try_writing
+from dflash_mlx.train.writing import Pace
 from tests.tiny import draft_config
 
+SAMPLE = Sample((1, 2), (3, 4))
 SPEEDS = Speeds(write_s=2.0, feature_s=0.5, step_s=1.0, prompt_s=1.5)
 
 
@@ -148,6 +155,37 @@ def test_a_probe_keeps_to_its_time():
     slow = Ticks(500)
     assert timed(slow.work, slow, budget_s=120) == 500
     assert slow.done == 1
+
+
+class Slowly:
+    """A writer that asks and answers token by token, a second each."""
+
+    questions = None
+    writing = Writing(pace=Pace(n_tokens=50), turn_tokens=10)
+
+    def __init__(self, ticks):
+        self.ticks = ticks
+
+    def shard(self, index, keep_on):
+        for length in (10, 50):
+            for so_far in range(1, length + 1):
+                self.ticks.work()
+                if not keep_on(so_far):
+                    return None
+        return Shard((SAMPLE, SAMPLE), Counter(), 60)
+
+
+def test_a_shard_that_was_written_in_time_tells_what_a_sample_takes():
+    """Sixty seconds for two samples."""
+    written = try_writing(Slowly(ticks := Ticks(1)), 0, ticks, budget_s=100)
+    assert (written.seconds, len(written.shard.samples)) == (30, 2)
+
+
+def test_a_shard_that_was_not_is_guessed_from_its_tokens():
+    """A slow machine must not plan for no samples at all, nor count questions only."""
+    written = try_writing(Slowly(ticks := Ticks(1)), 0, ticks, budget_s=30)
+    assert written.shard is None
+    assert written.seconds == pytest.approx(60 / 3)
 
 
 @pytest.mark.parametrize(
