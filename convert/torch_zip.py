@@ -25,7 +25,7 @@ def map_address(path: Path, tensors: Iterable[Any]) -> int | None:
     if not found or any(size > path.stat().st_size for _, size in found):
         return None
     for place in sorted(entries):
-        base = found[0][0] - place
+        base: int = found[0][0] - place
         if all(entries.get(address - base, -1) >= size for address, size in found):
             return base
     return None
