@@ -53,8 +53,8 @@ class Objective:
         blocks, features = example.blocks, example.features
         labels = self.head.places(blocks.labels)
         # slot k of a block at anchor a is what the target expects behind token a + k - 1
-        rows = blocks.anchors[:, None] - example.first + np.arange(blocks.labels.shape[1])
-        rows = mx.array(np.where(blocks.known, rows, 0))
+        behind = blocks.anchors[:, None] - example.first + np.arange(blocks.labels.shape[1])
+        rows = mx.array(np.where(blocks.known, behind, 0))
         teacher = self.head.places(np.array(features.teacher[rows]))
         shares = features.shares[rows] * mx.array((teacher >= 0) & blocks.known[..., None])
         return Goal(

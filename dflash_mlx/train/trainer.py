@@ -157,7 +157,8 @@ class _Run:
                 continue
             total = grads if total is None else tree_map(mx.add, total, grads)
             mx.eval(total)
-            losses.append(loss.item())
+            value: Any = loss.item()
+            losses.append(float(value))
             right.append(np.array(slots))
             n_tokens += int(example.blocks.known.sum())
         self.counts = replace(
