@@ -197,7 +197,10 @@ def draft_seconds(loaded, ids, n_rows, repeats=5):
 
 
 def write_for_peer(loaded, folder):
-    """Write target and draft where the official package looks; return both places."""
+    """Write target and draft where the official package looks; return both places.
+
+    It knows no reduced vocabulary: there the draft predicts with the target's whole head.
+    """
     import mlx.core as mx
     from mlx.utils import tree_flatten
 
@@ -216,9 +219,13 @@ def write_for_peer(loaded, folder):
     refs.mkdir()
     (refs / "main").write_text(commit.name)
     weights = dict(tree_flatten(loaded.pair.draft.model.parameters()))
-    mx.save_safetensors(str(commit / "model.safetensors"), weights)
+    own = {name: array for name, array in weights.items() if not name.startswith(("lm_", "d2t"))}
+    mx.save_safetensors(str(commit / "model.safetensors"), own)
     shipped = Path(dflash_mlx.__file__).parent / "drafts" / "smollm2-135m-dflash-b8"
-    (commit / "config.json").write_text((shipped / "config.json").read_text())
+    draft_config = json.loads((shipped / "config.json").read_text())
+    draft_config.pop("draft_vocab_size", None)
+    draft_config.pop("quantization", None)
+    (commit / "config.json").write_text(json.dumps(draft_config))
     return str(target), "local/draft"
 
 
