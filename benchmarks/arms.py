@@ -18,10 +18,10 @@ from mlx_lm.generate import generate_step
 from dflash_mlx.accept import match_rule
 from dflash_mlx.config import SamplingConfig
 from dflash_mlx.decode import Cut, Pair, Plan, decode
-from dflash_mlx.policy import FixedBlock
 from dflash_mlx.prefill import prefill
 from dflash_mlx.sampling import make_chooser
 from dflash_mlx.stats import Meter
+from dflash_mlx.width.policy import FixedBlock
 
 
 @dataclass(frozen=True)

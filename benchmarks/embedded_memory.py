@@ -23,7 +23,7 @@ def memory(loaded):
     import mlx.core as mx
 
     from dflash_mlx.compute import compute_here, weight_bytes
-    from dflash_mlx.hub import find_packaged
+    from dflash_mlx.hub.resolve import find_packaged
     from dflash_mlx.loading import load_target
 
     pair = loaded.pair
@@ -63,9 +63,9 @@ def loop(pair, ids, n_tokens):
     """Decode greedily at the draft's block, end tokens ignored; yield cache and tokens so far."""
     from dflash_mlx.accept import match_rule
     from dflash_mlx.decode import Cut, Plan, decode
-    from dflash_mlx.policy import FixedBlock
     from dflash_mlx.prefill import prefill
     from dflash_mlx.sampling import make_chooser
+    from dflash_mlx.width.policy import FixedBlock
 
     cache = pair.make_cache()
     state = prefill(pair, cache, ids, 2048, lambda done, total: True)

@@ -83,8 +83,8 @@ def drawing_draft(draft, sampling):
 
 def count(pair, ids, rule, n_tokens):
     from dflash_mlx.decode import Cut, Plan, decode
-    from dflash_mlx.policy import FixedBlock
     from dflash_mlx.prefill import prefill
+    from dflash_mlx.width.policy import FixedBlock
 
     cache = pair.make_cache()
     state = prefill(pair, cache, ids, 2048, lambda done, total: True)

@@ -19,10 +19,10 @@ from dflash_mlx.loading import LoadedTarget, load_draft, load_target
 from dflash_mlx.models.draft import BoundDraft
 from dflash_mlx.models.drafts import bind
 from dflash_mlx.models.families import is_supported
-from dflash_mlx.policy import FixedBlock
 from dflash_mlx.prefill import prefill
 from dflash_mlx.sampling import make_chooser
 from dflash_mlx.weights import fill
+from dflash_mlx.width.policy import FixedBlock
 
 _N_TOKENS = 32
 _PREFILL_ROWS = 2048

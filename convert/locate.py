@@ -4,9 +4,10 @@ import datetime
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash_mlx import hub, registry
+from dflash_mlx.cards import registry
 from dflash_mlx.errors import BadRequest, DFlashError
-from dflash_mlx.pins import Pins, default_folder
+from dflash_mlx.hub import resolve as hub
+from dflash_mlx.hub.pins import Pins, default_folder
 
 _SUFFIXES = (".gguf", ".safetensors", ".bin", ".pt")
 _CARDS = ("README*", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")

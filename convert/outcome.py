@@ -12,7 +12,7 @@ from dflash_mlx.convert.options import ConvertConfig
 from dflash_mlx.convert.place import output_folder
 from dflash_mlx.convert.sidefiles import REPORT, write_json
 from dflash_mlx.convert.verify import Check
-from dflash_mlx.download import free_bytes
+from dflash_mlx.hub.download import free_bytes
 
 _OF_THIS_RUN = ("seconds", "peak_bytes", "worst")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from dflash_mlx.convert.job import Job
 from dflash_mlx.convert.options import ConvertConfig
 from dflash_mlx.convert.workfolder import partial_folder
-from dflash_mlx.download import free_bytes
 from dflash_mlx.errors import BadRequest, OutOfDisk
+from dflash_mlx.hub.download import free_bytes
 
 
 def output_folder(config: ConvertConfig, jobs: Sequence[Job]) -> Path:

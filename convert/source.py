@@ -13,8 +13,8 @@ from typing import Any, Literal
 from dflash_mlx.convert import gguf_source, safetensors, torch_source
 from dflash_mlx.convert.locate import Located
 from dflash_mlx.convert.tensors import Rows
-from dflash_mlx.download import spelled_bytes
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
+from dflash_mlx.hub.download import spelled_bytes
 from dflash_mlx.models.draft_file import is_draft_config
 
 Kind = Literal["target", "DFlash draft", "DFlash 2 draft"]

@@ -11,10 +11,10 @@ from statistics import median
 
 from dflash_mlx.accept import request_rule
 from dflash_mlx.config import SamplingConfig
-from dflash_mlx.costs import CostCurve
 from dflash_mlx.decode import Cut, Pair, Plan, decode
 from dflash_mlx.prefill import prefill
 from dflash_mlx.rounds import Round
+from dflash_mlx.width.costs import CostCurve
 
 BUDGET_S = 1.6
 """Seconds that a survey may take; a round that was begun is finished."""

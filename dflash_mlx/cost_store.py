@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dflash_mlx.adaptive import Start
-from dflash_mlx.costs import CostCurve
+from dflash_mlx.width.adaptive import Start
+from dflash_mlx.width.costs import CostCurve
 
 _FORMAT = 1
 

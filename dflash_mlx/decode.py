@@ -15,10 +15,10 @@ from dflash_mlx.accept import AcceptRule, only_token
 from dflash_mlx.cache import PairCache
 from dflash_mlx.metal.head_merge import BestTokens
 from dflash_mlx.models.protocols import Block, Draft, Target, no_draft
-from dflash_mlx.policy import BlockPolicy
 from dflash_mlx.readback import launch, read_back, settle
 from dflash_mlx.rounds import Round
 from dflash_mlx.stopwatch import Stopwatch
+from dflash_mlx.width.policy import BlockPolicy
 
 _PENDING = 64
 """Most rounds whose taps are kept for a draft that is not running; older ones leave a gap."""

@@ -10,11 +10,14 @@ import mlx.core as mx
 
 from dflash_mlx.answer import Result, Stream
 from dflash_mlx.blas import blas_in_use
+from dflash_mlx.cards.manifest import check_cards, trained_thinking
+from dflash_mlx.cards.pairing import Choice, choose
 from dflash_mlx.compute import Compute, compute_here
 from dflash_mlx.config import CacheConfig, GenerationConfig, KernelPolicy
 from dflash_mlx.decode import Pair
 from dflash_mlx.errors import DFlashError, UnknownModel
-from dflash_mlx.hub import Resolved, resolve
+from dflash_mlx.hub.pins import Pins, default_folder
+from dflash_mlx.hub.resolve import Resolved, resolve
 from dflash_mlx.kernels import PairKernels, put_kernels, refuse_force
 from dflash_mlx.learning import keep, measured_again, tuned
 from dflash_mlx.loaded import LoadedPair, Prompt
@@ -24,9 +27,6 @@ from dflash_mlx.loading import (
     load_draft,
     load_target,
 )
-from dflash_mlx.manifest import check_cards, trained_thinking
-from dflash_mlx.pairing import Choice, choose
-from dflash_mlx.pins import Pins, default_folder
 from dflash_mlx.session import Session
 from dflash_mlx.worker import Worker
 

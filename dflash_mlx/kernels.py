@@ -12,6 +12,7 @@ import mlx.nn as nn
 from dflash_mlx.config import KernelPolicy
 from dflash_mlx.decode import Pair
 from dflash_mlx.errors import BadRequest
+from dflash_mlx.hub.pins import default_folder
 from dflash_mlx.metal.build import DEFAULT_DEVICE, Device
 from dflash_mlx.metal.choices import RACED_KEYS
 from dflash_mlx.metal.choose import (
@@ -32,7 +33,6 @@ from dflash_mlx.models.decoder import DecoderTarget
 from dflash_mlx.models.draft import BoundDraft
 from dflash_mlx.models.kernel_attention import exchange_attention
 from dflash_mlx.models.kernel_draft2 import exchange_convolutions, exchange_selector
-from dflash_mlx.pins import default_folder
 
 Step = Callable[[str], None]
 """Told, in a line, what is going on."""

@@ -7,13 +7,13 @@ from importlib.metadata import version
 from dflash_mlx.calibrate import calibrate
 from dflash_mlx.compute import weight_bytes
 from dflash_mlx.cost_store import CostStore, Learned, Place
-from dflash_mlx.costs import CostCurve, LiveCosts
+from dflash_mlx.doctor.machine import this_machine
+from dflash_mlx.hub.pins import default_folder
 from dflash_mlx.loaded import LoadedPair
-from dflash_mlx.machine import this_machine
 from dflash_mlx.models.decoder import DecoderTarget
 from dflash_mlx.models.draft import BoundDraft
-from dflash_mlx.pins import default_folder
-from dflash_mlx.tuning import Tuning
+from dflash_mlx.width.costs import CostCurve, LiveCosts
+from dflash_mlx.width.tuning import Tuning
 
 
 def tuned(

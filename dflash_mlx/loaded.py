@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dflash_mlx.adaptive import AdaptiveBlock
 from dflash_mlx.cache import STEP
 from dflash_mlx.compute import Compute
 from dflash_mlx.config import CacheConfig, GenerationConfig, SamplingConfig
 from dflash_mlx.decode import Pair
 from dflash_mlx.errors import BadRequest
 from dflash_mlx.kernels import PairKernels
-from dflash_mlx.policy import BlockPolicy, FixedBlock
 from dflash_mlx.tokenizer import Message, Tokenizer
-from dflash_mlx.tuning import Tuning
+from dflash_mlx.width.adaptive import AdaptiveBlock
+from dflash_mlx.width.policy import BlockPolicy, FixedBlock
+from dflash_mlx.width.tuning import Tuning
 
 Prompt = str | Sequence[Message]
 """The next user turn as text, or a whole conversation as messages."""

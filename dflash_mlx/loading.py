@@ -17,8 +17,8 @@ import mlx.nn as nn
 from dflash_mlx.compute import Compute, settle_weights, without_half
 from dflash_mlx.config import SamplingConfig
 from dflash_mlx.errors import BadCheckpoint, BadRequest, PairMismatch, UnsupportedModel
-from dflash_mlx.gguf import read_gguf
-from dflash_mlx.gguf_tokenizer import build_tokenizer
+from dflash_mlx.gguf.read import read_gguf
+from dflash_mlx.gguf.tokenizer import build_tokenizer
 from dflash_mlx.models.decoder import DecoderTarget
 from dflash_mlx.models.draft import BoundDraft
 from dflash_mlx.models.draft_config import DraftConfig

@@ -10,9 +10,9 @@ from dflash_mlx import decode as decode_module
 from dflash_mlx.accept import match_rule
 from dflash_mlx.decode import Cut, Pair, catch_up
 from dflash_mlx.models.protocols import Block
-from dflash_mlx.policy import FixedBlock
 from dflash_mlx.prefill import prefill
 from dflash_mlx.sampling import make_chooser
+from dflash_mlx.width.policy import FixedBlock
 from tests.tiny import (
     PROMPT,
     Rows,

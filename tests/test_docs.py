@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_mlx import registry
+from dflash_mlx.cards import registry
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -17,20 +17,18 @@ LEVELS = (
     # forward passes, rows, pure functions over them
     (
         *("models", "cache", "sampling", "constraints", "accept", "compute", "memory"),
-        *("readback", "rounds", "weights", "acceptance", "costs", "ledger"),
+        *("readback", "rounds", "weights"),
     ),
     # the loop and what consumes its rounds
     (
-        *("policy", "adaptive", "probing", "overlap", "stopwatch", "decode", "prefill"),
-        *("tuning", "stats", "marks", "text", "thinking"),
+        *("width", "stopwatch", "decode", "prefill"),
+        *("stats", "marks", "text", "thinking"),
     ),
     # names, files and conversations
     (
-        *("registry", "pins", "hub", "hub_errors", "download", "model_folder", "pairing"),
-        *("manifest", "converted", "installer", "inventory", "machine", "checkup", "feed"),
-        *("gguf", "gguf_header", "gguf_rope", "gguf_tokenizer", "tokenizer"),
+        *("cards", "doctor", "gguf", "hub", "feed", "tokenizer"),
         *("loading", "loaded", "worker", "answer", "request", "session", "engine"),
-        *("fit", "calibrate", "cost_store", "learning", "outlook", "combinations", ""),
+        *("calibrate", "cost_store", "learning", ""),
         *("kernels", "racing"),
     ),
     # applications of the library

@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from dflash_mlx import registry
+from dflash_mlx.cards import registry
 from dflash_mlx.compute import Compute
 from dflash_mlx.config import GenerationConfig
 from dflash_mlx.decode import Pair

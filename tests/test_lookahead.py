@@ -4,8 +4,8 @@ import mlx.core as mx
 import pytest
 
 from dflash_mlx.decode import Cut, Pair
-from dflash_mlx.policy import FixedBlock
 from dflash_mlx.rounds import Round
+from dflash_mlx.width.policy import FixedBlock
 from tests.tiny import PROMPT, answer, oracle_draft, read_prompt, rounds
 
 

@@ -5,12 +5,12 @@ import json
 import pytest
 
 from dflash_mlx.errors import BadRequest
-from dflash_mlx.policy import FixedBlock
 from dflash_mlx.simulate.generate import generate
 from dflash_mlx.simulate.report import OF_BEST, WORST_OF_PLAIN, summarise
 from dflash_mlx.simulate.run import run_auto, simulate
 from dflash_mlx.simulate.scenario import find_scenarios, make_phase, make_scenario, scenarios
 from dflash_mlx.simulate.trace import make_trace
+from dflash_mlx.width.policy import FixedBlock
 
 
 @pytest.mark.parametrize("scenario", scenarios(), ids=lambda scenario: scenario.name)

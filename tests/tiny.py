@@ -30,9 +30,9 @@ from dflash_mlx.models.draft_config import ConvolutionConfig, DraftConfig, Selec
 from dflash_mlx.models.drafts import bind, draft_model
 from dflash_mlx.models.families import family_of
 from dflash_mlx.models.protocols import Block
-from dflash_mlx.policy import BlockPolicy, FixedBlock
 from dflash_mlx.prefill import prefill
 from dflash_mlx.rounds import Round
+from dflash_mlx.width.policy import BlockPolicy, FixedBlock
 from tests.tiny_configs import CONFIGS, END, MASK
 
 PROMPT = tuple(b"Why is the sky blue at noon and red at dusk?")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dflash_mlx.commands.progress import byte_bars
 from dflash_mlx.commands.terminal import Terminal
-from dflash_mlx.download import spelled_bytes
+from dflash_mlx.hub.download import spelled_bytes
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

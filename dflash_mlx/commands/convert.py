@@ -117,10 +117,10 @@ def _plan(config: "ConvertConfig", as_json: bool) -> None:
 
 
 def _run(config: "ConvertConfig", as_json: bool, upload: str | None) -> None:
+    from dflash_mlx.cards.converted import remember
     from dflash_mlx.commands.conversion_view import Bar, show_outcome, show_plan
     from dflash_mlx.convert import convert, plan_conversion, planned
-    from dflash_mlx.converted import remember
-    from dflash_mlx.pins import default_folder
+    from dflash_mlx.hub.pins import default_folder
 
     terminal = Terminal()
     try:

@@ -15,9 +15,9 @@ from dflash_mlx.config import GenerationConfig
 from dflash_mlx.errors import BadRequest, DFlashError
 
 if TYPE_CHECKING:
-    from dflash_mlx.checkup import Finding
-    from dflash_mlx.machine import Machine
-    from dflash_mlx.pairing import Choice
+    from dflash_mlx.cards.pairing import Choice
+    from dflash_mlx.doctor.checkup import Finding
+    from dflash_mlx.doctor.machine import Machine
 
 _MARKS = {"ok": "ok", "advice": "--", "must": "!!"}
 
@@ -44,9 +44,15 @@ def doctor(
     if context < 1:
         raise BadRequest(f"--context is {context}; it needs a whole number > 0")
     choose_blas(blas_choice(blas))
-    from dflash_mlx.checkup import Finding, check_cache, check_device, check_memory, check_packages
-    from dflash_mlx.machine import this_machine
-    from dflash_mlx.pairing import choose
+    from dflash_mlx.cards.pairing import choose
+    from dflash_mlx.doctor.checkup import (
+        Finding,
+        check_cache,
+        check_device,
+        check_memory,
+        check_packages,
+    )
+    from dflash_mlx.doctor.machine import this_machine
 
     facts: dict[str, Any] = {}
     machine = this_machine()
@@ -87,13 +93,13 @@ def _check_pair(
     choice: "Choice", looks: _Looks, machine: "Machine", facts: dict[str, Any]
 ) -> Iterator["Finding"]:
     """Look at a pair's files and, where they are here, at the pair; fill in `facts`."""
-    from dflash_mlx.checkup import Finding, check_files, check_fit, locate
-    from dflash_mlx.combinations import check_combination
+    from dflash_mlx.doctor.checkup import Finding, check_files, check_fit, locate
+    from dflash_mlx.doctor.combinations import check_combination
+    from dflash_mlx.doctor.fit import longest, need, outline
+    from dflash_mlx.doctor.outlook import check_auto
     from dflash_mlx.engine import Files
-    from dflash_mlx.fit import longest, need, outline
+    from dflash_mlx.hub.pins import Pins, default_folder
     from dflash_mlx.kernels import put_kernels
-    from dflash_mlx.outlook import check_auto
-    from dflash_mlx.pins import Pins, default_folder
 
     target, draft = locate(choice, Pins(default_folder()))
     yield from check_files(choice, target, draft)

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dflash_mlx.checkup import Finding
+    from dflash_mlx.doctor.checkup import Finding
     from dflash_mlx.engine import Files
     from dflash_mlx.kernels import PairKernels
     from dflash_mlx.loaded import LoadedPair
@@ -20,7 +20,7 @@ def check_kernels(
     With `race` the pair is read into memory and what was never raced is raced now. Each answer
     is put into `facts` as plain values too.
     """
-    from dflash_mlx.checkup import Finding
+    from dflash_mlx.doctor.checkup import Finding
 
     kernels = _raced(files) if race else loaded.kernels
     verdicts = kernels.answers() if kernels else []

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from dflash_mlx.inventory import Item, PairItem
+    from dflash_mlx.hub.inventory import Item, PairItem
 
 
 def models(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """List the pairs that have a nickname, and what is on this machine; asks no network."""
-    from dflash_mlx.inventory import by_need, cached_here, converted_here, pairs_here
-    from dflash_mlx.machine import this_machine
-    from dflash_mlx.pins import Pins, default_folder
+    from dflash_mlx.doctor.machine import this_machine
+    from dflash_mlx.hub.inventory import by_need, cached_here, converted_here, pairs_here
+    from dflash_mlx.hub.pins import Pins, default_folder
 
     pins = Pins(default_folder())
     pairs, folders = by_need(pairs_here(pins)), converted_here(pins)
@@ -73,7 +73,7 @@ def _fits(pair: "PairItem", room: int | None) -> str | None:
 
 
 def _need(pair: "PairItem") -> str:
-    from dflash_mlx.download import spelled_bytes
+    from dflash_mlx.hub.download import spelled_bytes
 
     text = spelled_bytes(pair.need_bytes or 0)
     if pair.need_4bit_bytes is not None:
@@ -82,7 +82,7 @@ def _need(pair: "PairItem") -> str:
 
 
 def _size(item: "Item", announced: int | None = None) -> str:
-    from dflash_mlx.download import spelled_bytes
+    from dflash_mlx.hub.download import spelled_bytes
 
     if item.n_bytes is not None:
         return f"here, {spelled_bytes(item.n_bytes)}"

@@ -73,7 +73,7 @@ class Loading:
         if self._terminal.told:
             self._draw(done, total)
         elif done >= total or time.monotonic() - self._told_at > _EVERY_S:
-            from dflash_mlx.download import spelled_bytes
+            from dflash_mlx.hub.download import spelled_bytes
 
             self._told_at = time.monotonic()
             self._terminal.say(f"{spelled_bytes(done)} of {spelled_bytes(total)} downloaded")

@@ -126,9 +126,9 @@ class Talk:
         Raises:
             UnknownModel: there cannot be such a pair; this one stays.
         """
-        from dflash_mlx.checkup import locate
-        from dflash_mlx.pairing import choose
-        from dflash_mlx.pins import Pins, default_folder
+        from dflash_mlx.cards.pairing import choose
+        from dflash_mlx.doctor.checkup import locate
+        from dflash_mlx.hub.pins import Pins, default_folder
 
         locate(choose(model, draft), Pins(default_folder()))
         self.close()

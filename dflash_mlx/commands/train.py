@@ -197,7 +197,7 @@ def _leaving(terminal: Terminal) -> Iterator[None]:
 def _prepare(config: "TrainConfig", terminal: Terminal) -> "Prepared":
     with Loading(terminal) as loading, _leaving(terminal):
         terminal.show("starting MLX")
-        from dflash_mlx.machine import this_machine
+        from dflash_mlx.doctor.machine import this_machine
         from dflash_mlx.train.preparing import prepare
 
         return prepare(config, this_machine(), loading.hooks)

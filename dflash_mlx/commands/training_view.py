@@ -79,7 +79,7 @@ class Working:
 
 def show_plan(terminal: Terminal, prepared: "Prepared", plan: "Plan") -> None:
     """Say what will be trained, on what, and what that takes."""
-    from dflash_mlx.download import spelled_bytes
+    from dflash_mlx.hub.download import spelled_bytes
 
     draft, schedule, needs = prepared.beginning.draft.model.config, plan.schedule, plan.needs
     kind = "DFlash 2 draft" if draft.selector else "draft"

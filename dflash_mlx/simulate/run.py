@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dflash_mlx.adaptive import AdaptiveBlock
-from dflash_mlx.costs import CostCurve, LiveCosts
-from dflash_mlx.policy import BlockPolicy
 from dflash_mlx.rounds import Round
 from dflash_mlx.simulate.scenario import Scenario
 from dflash_mlx.simulate.trace import Floats, Ints, Trace, make_trace
+from dflash_mlx.width.adaptive import AdaptiveBlock
+from dflash_mlx.width.costs import CostCurve, LiveCosts
+from dflash_mlx.width.policy import BlockPolicy
 
 SPAN = 512
 """Tokens of the stretches that must not be slower than plain decoding."""

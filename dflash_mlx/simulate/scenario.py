@@ -10,8 +10,8 @@ from functools import cache
 from importlib import resources
 from typing import Any, TypeVar
 
-from dflash_mlx.costs import CostCurve
 from dflash_mlx.errors import BadRequest
+from dflash_mlx.width.costs import CostCurve
 
 T = TypeVar("T")
 

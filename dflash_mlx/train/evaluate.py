@@ -17,13 +17,13 @@ import numpy as np
 from dflash_mlx.accept import AcceptRule, match_rule
 from dflash_mlx.config import SamplingConfig
 from dflash_mlx.decode import Cut, Pair, Plan, decode
-from dflash_mlx.policy import FixedBlock
 from dflash_mlx.prefill import prefill
 from dflash_mlx.sampling import make_chooser
 from dflash_mlx.stats import Meter
 from dflash_mlx.tokenizer import Tokenizer
 from dflash_mlx.train.anchors import Blocks, draw_blocks
 from dflash_mlx.train.samples import Sample
+from dflash_mlx.width.policy import FixedBlock
 
 _PREFILL_ROWS = 2048
 

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from dflash_mlx import __version__
-from dflash_mlx.machine import Machine
+from dflash_mlx.doctor.machine import Machine
 from dflash_mlx.train.preparing import Prepared
 from dflash_mlx.train.recipe import Recipe
 from dflash_mlx.train.samples import Samples, counted

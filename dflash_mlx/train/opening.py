@@ -9,16 +9,16 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.utils import get_total_parameters
 
+from dflash_mlx.cards.pairing import choose
 from dflash_mlx.compute import Compute, compute_here, weight_bytes
+from dflash_mlx.doctor.machine import Machine
 from dflash_mlx.engine import Files, LoadHooks, bring
 from dflash_mlx.errors import BadRequest, OutOfMemoryBudget
-from dflash_mlx.hub import Resolved
+from dflash_mlx.hub.resolve import Resolved
 from dflash_mlx.loading import LoadedTarget, load_draft, load_target, read_json
-from dflash_mlx.machine import Machine
 from dflash_mlx.models.draft import BoundDraft
 from dflash_mlx.models.draft_file import read_draft_config
 from dflash_mlx.models.drafts import bind
-from dflash_mlx.pairing import choose
 from dflash_mlx.train.beginning import new_draft
 from dflash_mlx.train.mask_token import mask_token
 from dflash_mlx.train.options import TrainConfig

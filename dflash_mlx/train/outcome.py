@@ -9,8 +9,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from dflash_mlx.cards.manifest import Manifest, Origin, draft_facts
 from dflash_mlx.errors import BadRequest
-from dflash_mlx.manifest import Manifest, Origin, draft_facts
 from dflash_mlx.models.draft_file import read_draft_config
 from dflash_mlx.train.card import card
 from dflash_mlx.train.checkpoint import replace_file

@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 from mlx.utils import tree_flatten
 
-from dflash_mlx.download import free_bytes
+from dflash_mlx.hub.download import free_bytes
 from dflash_mlx.train.beginning import reduce_vocabulary
 from dflash_mlx.train.needs import Scale, fitting
 from dflash_mlx.train.plan import Corpus, Kinds, Plan, refuse_too_short, scheduled

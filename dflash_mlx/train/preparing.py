@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from dflash_mlx.doctor.machine import Machine
 from dflash_mlx.engine import LoadHooks
-from dflash_mlx.machine import Machine
 from dflash_mlx.train.data import Data, find_data, make_writer
 from dflash_mlx.train.evaluate import Prompt, held_out_prompts
 from dflash_mlx.train.opening import Beginning, Opened, begin_draft, open_target

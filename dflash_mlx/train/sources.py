@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from dflash_mlx.errors import BadRequest
-from dflash_mlx.hub import refuse_what_is_no_hub_id
-from dflash_mlx.hub_errors import explained
-from dflash_mlx.installer import install_command
+from dflash_mlx.hub.errors import explained
+from dflash_mlx.hub.installer import install_command
+from dflash_mlx.hub.resolve import refuse_what_is_no_hub_id
 from dflash_mlx.train.questions import PROMPT_FIELDS, Question, question
 from dflash_mlx.train.samples import Sample
 

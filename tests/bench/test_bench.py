@@ -13,11 +13,11 @@ from dflash_mlx.bench.report import lines, side_by_side
 from dflash_mlx.bench.run import BenchConfig, Measured, Sample, run
 from dflash_mlx.bench.suites import KINDS, Prompt, bundled, data_set, long_document
 from dflash_mlx.bench.summary import spread, summarise, verdict
-from dflash_mlx.costs import CostCurve
 from dflash_mlx.decode import Pair
 from dflash_mlx.engine import Engine
 from dflash_mlx.errors import BadRequest
-from dflash_mlx.tuning import Tuning
+from dflash_mlx.width.costs import CostCurve
+from dflash_mlx.width.tuning import Tuning
 from dflash_mlx.worker import Worker
 from tests.tiny import loaded_pair, random_draft
 

@@ -6,12 +6,13 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
-from dflash_mlx import checkup, registry
-from dflash_mlx.checkup import Finding
+from dflash_mlx.cards import registry
 from dflash_mlx.commands import main
-from dflash_mlx.hub import find_packaged
+from dflash_mlx.doctor import checkup
+from dflash_mlx.doctor.checkup import Finding
+from dflash_mlx.doctor.machine import this_machine
+from dflash_mlx.hub.resolve import find_packaged
 from dflash_mlx.kernels import put_kernels
-from dflash_mlx.machine import this_machine
 from tests.metal.fake_chip import FakeChip
 
 
@@ -48,7 +49,7 @@ def test_models_as_json(home, capsys):
 def test_models_stand_by_the_memory_they_need(home, capsys, monkeypatch, gigabytes, small, large):
     """Of twenty pairs a user can run four, and has to find out which."""
     machine = replace(this_machine(), usable_bytes=gigabytes and gigabytes * 10**9)
-    monkeypatch.setattr("dflash_mlx.machine.this_machine", lambda: machine)
+    monkeypatch.setattr("dflash_mlx.doctor.machine.this_machine", lambda: machine)
     pairs = json.loads(run(capsys, "models", "--json"))["pairs"]
     needs = [pair["need_bytes"] for pair in pairs if pair["need_bytes"]]
     assert needs == sorted(needs)
@@ -88,7 +89,7 @@ def test_doctor_refuses_a_context_that_does_not_fit(home, capsys, monkeypatch):
     """The exit code is what a script sees."""
     if not embedded():
         pytest.skip("the embedded pair is not installed")
-    monkeypatch.setattr("dflash_mlx.machine.memory_here", lambda: (10**9, 7 * 10**8))
+    monkeypatch.setattr("dflash_mlx.doctor.machine.memory_here", lambda: (10**9, 7 * 10**8))
     out = run(capsys, "doctor", "--context", "8000", code=1)
     assert "!!  fits" in out and "do: --context" in out
 

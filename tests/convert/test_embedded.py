@@ -6,9 +6,9 @@ import pytest
 from dflash_mlx.commands import main
 from dflash_mlx.config import GenerationConfig
 from dflash_mlx.engine import load
-from dflash_mlx.gguf import read_gguf
-from dflash_mlx.gguf_tokenizer import build_tokenizer
-from dflash_mlx.hub import find_packaged
+from dflash_mlx.gguf.read import read_gguf
+from dflash_mlx.gguf.tokenizer import build_tokenizer
+from dflash_mlx.hub.resolve import find_packaged
 from dflash_mlx.tokenizer import Tokenizer
 from tests.convert.checkpoints import run, same, weights_of
 

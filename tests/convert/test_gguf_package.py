@@ -7,7 +7,7 @@ import pytest
 from dflash_mlx.convert.gguf_source import open_gguf
 from dflash_mlx.convert.tensors import read_all
 from tests.convert.checkpoints import run, weights_of
-from tests.gguf_writer import as_gguf, tiny_metadata
+from tests.gguf.writer import as_gguf, tiny_metadata
 
 gguf = pytest.importorskip(
     "gguf", reason="the gguf package is not installed: pip install 'dflash-mlx[gguf]'"

@@ -9,10 +9,10 @@ from dflash_mlx.compute import Compute
 from dflash_mlx.convert.gguf_source import open_gguf
 from dflash_mlx.convert.tensors import read_all, row_count
 from dflash_mlx.errors import BadRequest, UnsupportedModel
-from dflash_mlx.gguf import read_gguf
+from dflash_mlx.gguf.read import read_gguf
 from dflash_mlx.loading import load_target
 from tests.convert.checkpoints import run, weights_of
-from tests.gguf_writer import stored, tiny_metadata, tiny_tensors, write_tiny
+from tests.gguf.writer import stored, tiny_metadata, tiny_tensors, write_tiny
 
 KINDS = ["F32", "F16", "Q8_0", "Q4_0", "Q4_1"]
 

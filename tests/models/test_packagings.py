@@ -8,10 +8,10 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
 
-from dflash_mlx import model_folder
 from dflash_mlx.compute import Compute, settle_weights
 from dflash_mlx.decode import Pair
 from dflash_mlx.errors import UnsupportedModel
+from dflash_mlx.hub import model_folder
 from dflash_mlx.models.families import FAMILIES, family_of
 from tests.tiny import PROMPT, ScriptedDraft, answer, plain, tiny_model
 from tests.tiny_configs import CONFIGS

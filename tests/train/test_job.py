@@ -8,10 +8,10 @@ import mlx.core as mx
 import pytest
 
 from dflash_mlx.compute import compute_here
+from dflash_mlx.doctor.machine import this_machine
 from dflash_mlx.engine import LoadHooks
 from dflash_mlx.errors import BadRequest, DFlashError, OutOfMemoryBudget, PairMismatch
 from dflash_mlx.loading import load_draft, load_target
-from dflash_mlx.machine import this_machine
 from dflash_mlx.train import measuring, planning, preparing, trial
 from dflash_mlx.train.evaluate import held_out_prompts
 from dflash_mlx.train.job import Job

@@ -1,0 +1,1 @@
+"""Which draft belongs to which target, in cards shipped, converted or chosen."""

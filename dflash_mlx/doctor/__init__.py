@@ -1,0 +1,1 @@
+"""What this machine is, what fits on it, and what would be done."""

@@ -1,0 +1,45 @@
+"""Combinations of target, draft and machine that are known to disappoint, with their remedies."""
+
+from collections.abc import Iterator
+
+import mlx.core as mx
+
+from dflash_mlx.compute import parameters
+from dflash_mlx.doctor.checkup import Finding
+from dflash_mlx.loaded import LoadedPair
+from dflash_mlx.models.draft import BoundDraft
+
+_EMULATED = ("Apple M1", "Apple M2")
+"""Chips without bfloat16 arithmetic of their own."""
+
+
+def check_combination(loaded: LoadedPair, chip: str) -> Iterator[Finding]:
+    """Look at a pair (an outline will do) on a machine with this chip."""
+    draft = loaded.pair.draft
+    if not isinstance(draft, BoundDraft):
+        return
+    kinds = {array.dtype for array in parameters(draft.model).values()}
+    packed = mx.uint32 in kinds
+    if mx.float16 in kinds and not packed:
+        yield Finding(
+            "draft precision",
+            "advice",
+            "the draft is in float16, in which drafts overflow and nothing is accepted",
+            "convert it: dflash-mlx convert --dtype bfloat16",
+        )
+    if loaded.compute.device == "cpu":
+        return
+    if loaded.quantized and not packed:
+        yield Finding(
+            "draft precision",
+            "advice",
+            "a full-precision draft beside a quantized target takes a large share of each round",
+            "convert the draft: dflash-mlx convert --bits 4",
+        )
+    if mx.bfloat16 in kinds and chip.startswith(_EMULATED) and not packed:
+        yield Finding(
+            "draft precision",
+            "advice",
+            f"{chip} emulates bfloat16, so this draft runs slowly",
+            "convert the draft: dflash-mlx convert --bits 4",
+        )

@@ -1,0 +1,1 @@
+"""GGUF files: header, weights, rotation and tokenizer."""

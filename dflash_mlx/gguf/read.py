@@ -1,0 +1,303 @@
+"""A `.gguf` file as mlx-lm wants a model: configuration, weights under their usual names.
+
+This file knows how the llama and qwen3 families are laid out in GGUF. It reads F32, F16, Q8_0,
+Q4_0 and Q4_1 tensors as they are (quantized ones become MLX's triple of weight, scales and
+biases in groups of 32) and refuses the rest rather than converting behind the reader's back.
+Letters: H query or key/value heads, d their width, D hidden size, F feed-forward size.
+"""
+
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
+from dflash_mlx.gguf.header import GGUFHeader, TensorInfo, read_header
+from dflash_mlx.gguf.rope import llama3_scaling
+from dflash_mlx.gguf.tokenizer import GGUFTokenizer, read_tokenizer
+
+_FAMILIES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_BITS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
+_GROUP_SIZE = 32
+_ROPE_FACTORS = "rope_freqs.weight"
+
+
+@dataclass(frozen=True)
+class GGUFModel:
+    """One file: `config` as a `config.json` would say it, and what the tokenizer is made of.
+
+    `weights` belongs to the caller, who may take tensors out one by one, so that a stored tensor
+    is gone when its used form exists. Nothing in it has been computed yet.
+    """
+
+    config: dict[str, Any]
+    weights: dict[str, mx.array]
+    tokenizer: GGUFTokenizer
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor goes: its usual name, its shape, and its heads if rows were permuted."""
+
+    name: str
+    shape: tuple[int, ...]
+    permuted_heads: int | None = None
+
+
+def read_gguf(path: Path, outline: bool = False) -> GGUFModel:
+    """Return the model in the GGUF file at `path`; an outline has arrays without their values.
+
+    The file is checked against its own header before a weight is read: every tensor of the
+    family present once, with the shape that the configuration gives it, none left over.
+
+    Raises:
+        BadCheckpoint: the file is truncated, corrupt or incomplete.
+        UnsupportedModel: another family, tokenizer or tensor type.
+    """
+    header = read_header(path)
+    config, tokenizer, places = describe(header, path)
+    if outline:
+        return GGUFModel(config, dict(_outlines(header, places)), tokenizer)
+    try:
+        stored = mx.load(str(path), format="gguf")
+    except (RuntimeError, ValueError) as error:
+        raise BadCheckpoint(f"{path} could not be read ({error}); fetch it again") from error
+    assert isinstance(stored, dict), type(stored)
+    return GGUFModel(config, dict(_renamed(stored, places)), tokenizer)
+
+
+def describe(
+    header: GGUFHeader, path: Path
+) -> tuple[dict[str, Any], GGUFTokenizer, dict[str, Place]]:
+    """Return the whole configuration, the tokenizer and the tensors' places of a checked header.
+
+    Raises:
+        BadCheckpoint: the header is incomplete or contradicts itself.
+        UnsupportedModel: another family or tokenizer.
+    """
+    config = read_config(header, path)
+    tokenizer = read_tokenizer(header.metadata, path)
+    places = checked_places(header, config, path)
+    config["eos_token_id"] = list(tokenizer.end_ids)
+    if tokenizer.bos_id is not None:
+        config["bos_token_id"] = tokenizer.bos_id
+    if quantization := quantization_of(header.tensors, places):
+        config["quantization"] = quantization
+    return config, tokenizer, places
+
+
+def read_config(header: GGUFHeader, path: Path) -> dict[str, Any]:
+    """Return the `config.json` that the header of the file at `path` stands for.
+
+    Raises:
+        BadCheckpoint: a value is missing or of another type.
+        UnsupportedModel: a family, a rope or a split file that is not handled here.
+    """
+    facts = header.metadata
+    family = facts.get("general.architecture")
+    if family not in _FAMILIES:
+        raise UnsupportedModel(
+            f"{path} holds the architecture {family!r}; as GGUF we read {', '.join(_FAMILIES)}. "
+            "Give the safetensors repository instead"
+        )
+    if facts.get("split.count", 1) != 1:
+        raise UnsupportedModel(f"{path} is one part of several; merge the parts into one file")
+
+    def whole(key: str, default: int | None = None) -> int:
+        value = facts.get(f"{family}.{key}", default)
+        if not isinstance(value, int) or value < 1:
+            raise BadCheckpoint(f"{path}: {family}.{key} is {value!r}; it needs a whole number > 0")
+        return value
+
+    def number(key: str, default: float | None = None) -> float:
+        value = facts.get(f"{family}.{key}", default)
+        if not isinstance(value, float) or not 0 < value < 1e12:
+            raise BadCheckpoint(f"{path}: {family}.{key} is {value!r}; it needs a number > 0")
+        return value
+
+    heads, hidden = whole("attention.head_count"), whole("embedding_length")
+    head_dim = whole("attention.key_length", hidden // heads)
+    if whole("rope.dimension_count", head_dim) != head_dim or facts.get(f"{family}.expert_count"):
+        raise UnsupportedModel(
+            f"{path} is a {family} variant with partial rotary embedding or experts, which we do "
+            "not read as GGUF; give the safetensors repository instead"
+        )
+    config = {
+        "architectures": [_FAMILIES[family]],
+        "model_type": family,
+        "hidden_size": hidden,
+        "num_hidden_layers": whole("block_count"),
+        "intermediate_size": whole("feed_forward_length"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": whole("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "rms_norm_eps": number("attention.layer_norm_rms_epsilon"),
+        "vocab_size": len(facts.get("tokenizer.ggml.tokens", ())),
+        "max_position_embeddings": whole("context_length"),
+        "rope_theta": number("rope.freq_base", 10000.0),
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+    }
+    scaling = _rope_scaling(facts, family, path)
+    if scaling is None and (factors := header.tensors.get(_ROPE_FACTORS)):
+        scaling = _llama3(factors, config, path)
+    if scaling:
+        config["rope_scaling"] = scaling
+    return config
+
+
+def _rope_scaling(facts: dict[str, Any], family: str, path: Path) -> dict[str, Any] | None:
+    kind = facts.get(f"{family}.rope.scaling.type", "none")
+    if kind == "none":
+        return None
+    factor = facts.get(f"{family}.rope.scaling.factor")
+    if kind != "linear" or not isinstance(factor, float) or factor <= 0:
+        raise UnsupportedModel(
+            f"{path} scales its rope by {kind!r} with factor {factor!r}; as GGUF we read 'none' "
+            "and 'linear'. Give the safetensors repository instead"
+        )
+    return {"rope_type": "linear", "factor": factor}
+
+
+def _llama3(factors: TensorInfo, config: dict[str, Any], path: Path) -> dict[str, Any]:
+    scaling = None
+    if factors.type == "F32" and factors.shape == (config["head_dim"] // 2,):
+        with path.open("rb") as file:
+            file.seek(factors.offset)
+            values = struct.unpack(f"<{factors.shape[0]}f", file.read(factors.n_bytes))
+        scaling = llama3_scaling(list(values), config["rope_theta"])
+    if scaling is None:
+        raise UnsupportedModel(
+            f"{path} scales its rope by factors in {_ROPE_FACTORS} that are not Llama 3's; give "
+            "the safetensors repository instead"
+        )
+    return scaling
+
+
+def _places(config: dict[str, Any]) -> dict[str, Place]:
+    """Return every tensor that a file of this configuration must hold, by its GGUF name."""
+    hidden, ffn, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    # llama's converter stores rotary pairs side by side; qwen3's leaves them half a head apart
+    llama = config["model_type"] == "llama"
+    layer = {
+        "attn_norm": Place("input_layernorm", (hidden,)),
+        "attn_q": Place("self_attn.q_proj", (heads * dim, hidden), heads if llama else None),
+        "attn_k": Place("self_attn.k_proj", (kv_heads * dim, hidden), kv_heads if llama else None),
+        "attn_v": Place("self_attn.v_proj", (kv_heads * dim, hidden)),
+        "attn_output": Place("self_attn.o_proj", (hidden, heads * dim)),
+        "ffn_norm": Place("post_attention_layernorm", (hidden,)),
+        "ffn_gate": Place("mlp.gate_proj", (ffn, hidden)),
+        "ffn_up": Place("mlp.up_proj", (ffn, hidden)),
+        "ffn_down": Place("mlp.down_proj", (hidden, ffn)),
+    }
+    if not llama:
+        layer["attn_q_norm"] = Place("self_attn.q_norm", (dim,))
+        layer["attn_k_norm"] = Place("self_attn.k_norm", (dim,))
+    places = {
+        "token_embd": Place("model.embed_tokens", (config["vocab_size"], hidden)),
+        "output_norm": Place("model.norm", (hidden,)),
+    }
+    if not config["tie_word_embeddings"]:
+        places["output"] = Place("lm_head", (config["vocab_size"], hidden))
+    for index in range(config["num_hidden_layers"]):
+        for name, place in layer.items():
+            places[f"blk.{index}.{name}"] = Place(
+                f"model.layers.{index}.{place.name}", place.shape, place.permuted_heads
+            )
+    return places
+
+
+def checked_places(header: GGUFHeader, config: dict[str, Any], path: Path) -> dict[str, Place]:
+    """Return where every tensor of the file goes, by its GGUF name without `.weight`.
+
+    Raises:
+        BadCheckpoint: a tensor is missing, or has another shape than `config` gives it.
+        UnsupportedModel: a tensor is left over.
+    """
+    # a hostile block_count must not make the table large
+    if config["num_hidden_layers"] > len(header.tensors):
+        raise BadCheckpoint(
+            f"{path} announces {config['num_hidden_layers']} layers and holds "
+            f"{len(header.tensors)} tensors; fetch it again"
+        )
+    places = _places(config)
+    wanted = {f"{name}.weight": place for name, place in places.items()}
+    if missing := sorted(wanted.keys() - header.tensors.keys()):
+        raise BadCheckpoint(f"{path} lacks {_few(missing)}; fetch it again")
+    known = wanted.keys() | ({_ROPE_FACTORS} if config["model_type"] == "llama" else set())
+    if extra := sorted(header.tensors.keys() - known):
+        raise UnsupportedModel(
+            f"{path} also holds {_few(extra)}, which this {config['model_type']} layout has no "
+            "place for; give the safetensors repository instead"
+        )
+    for name, place in wanted.items():
+        if header.tensors[name].shape != place.shape:
+            raise BadCheckpoint(
+                f"{path}: {name} has the shape {header.tensors[name].shape}; its configuration "
+                f"needs {place.shape}"
+            )
+    return places
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+def quantization_of(
+    tensors: dict[str, TensorInfo], places: dict[str, Place]
+) -> dict[str, Any] | None:
+    """Return mlx-lm's quantization map: the most frequent width, and who differs from it."""
+    bits = {
+        place.name: _BITS[tensors[f"{name}.weight"].type]
+        for name, place in places.items()
+        if tensors[f"{name}.weight"].type in _BITS
+    }
+    if not bits:
+        return None
+    usual = Counter(bits.values()).most_common(1)[0][0]
+    settings: dict[str, Any] = {"group_size": _GROUP_SIZE, "bits": usual, "mode": "affine"}
+    for name, width in bits.items():
+        if width != usual:
+            settings[name] = {"group_size": _GROUP_SIZE, "bits": width, "mode": "affine"}
+    return settings
+
+
+def _outlines(header: GGUFHeader, places: dict[str, Place]) -> Iterator[tuple[str, mx.array]]:
+    """Yield arrays of the shapes and types that `mx.load` gives, never to be evaluated."""
+    for name, place in places.items():
+        kind = header.tensors[f"{name}.weight"].type
+        if kind not in _BITS:
+            dtype = mx.float16 if kind == "F16" else mx.float32
+            yield f"{place.name}.weight", mx.zeros(place.shape, dtype)
+            continue
+        *rows, width = place.shape
+        yield f"{place.name}.weight", mx.zeros((*rows, width * _BITS[kind] // 32), mx.uint32)
+        for part in ("scales", "biases"):
+            yield f"{place.name}.{part}", mx.zeros((*rows, width // _GROUP_SIZE), mx.float16)
+
+
+def _renamed(
+    stored: dict[str, mx.array], places: dict[str, Place]
+) -> Iterator[tuple[str, mx.array]]:
+    for name, place in places.items():
+        for part in ("weight", "scales", "biases"):
+            array = stored.pop(f"{name}.{part}", None)
+            if array is not None:
+                if place.permuted_heads:
+                    array = _in_order(array, place.permuted_heads)
+                yield f"{place.name}.{part}", array
+
+
+def _in_order(rows: mx.array, heads: int) -> mx.array:
+    """Return `rows` [H d, ...] with each head's rotary pairs half a head apart again.
+
+    Row 2 i + j of a head goes to j d/2 + i. Rows of packed weights, scales and biases are whole,
+    so the same move serves all three. Source: `LlamaModel.permute` in llama.cpp's converter.
+    """
+    per_head = rows.reshape(heads, rows.shape[0] // heads // 2, 2, *rows.shape[1:])
+    return per_head.swapaxes(1, 2).reshape(rows.shape)

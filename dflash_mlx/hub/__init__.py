@@ -1,0 +1,1 @@
+"""From a name to a local folder: what is on this machine, and what the hub has."""

@@ -1,0 +1,34 @@
+"""What a pair has learned while it is loaded, shared by its requests.
+
+Every request decides for itself; from the ones before it has the costs of rounds, whether
+drafting ahead pays, and a first idea of how much is accepted.
+"""
+
+from dflash_mlx.width.adaptive import AdaptiveBlock, Start
+from dflash_mlx.width.costs import CostCurve, LiveCosts
+from dflash_mlx.width.overlap import Overlap
+
+_WORTH = 6.0
+"""Rounds that the start from earlier requests counts for: a few rounds outweigh it."""
+
+
+class Tuning:
+    """Costs and habits of a pair of up to `max_rows` rows. Used by one request at a time."""
+
+    def __init__(self, curve: CostCurve, max_rows: int, start: Start | None = None) -> None:
+        self.costs = LiveCosts(curve, max_rows)
+        self.overlap = Overlap()
+        self.start = start or Start()
+
+    def policy(self) -> AdaptiveBlock:
+        """Return the block policy of one request."""
+        return AdaptiveBlock(self.costs, self.start, self.overlap)
+
+    def learn(self, policy: AdaptiveBlock) -> None:
+        """Take over what a finished request has found out about acceptance."""
+        found = policy.hazards()
+        if not found:
+            return
+        before = self.start.hazards or found
+        blend = tuple((new + old) / 2 for new, old in zip(found, before, strict=True))
+        self.start = Start(blend, _WORTH)

