@@ -7,11 +7,14 @@ takes that away; a random one keeps the directions of every tap, while an averag
 keep those of the largest.
 """
 
+from dataclasses import replace
+
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
-from dflash_mlx.models.draft import DraftModel
+from dflash_mlx.errors import BadRequest
+from dflash_mlx.models.draft import BoundDraft, DraftModel
 from dflash_mlx.models.draft_config import DraftConfig
 from dflash_mlx.models.drafts import draft_model
 from dflash_mlx.models.protocols import Target
@@ -50,6 +53,36 @@ def _first(name: str, array: mx.array, config: DraftConfig, key: mx.array) -> mx
     if name.endswith(_INTO_THE_STREAM):
         size /= (2 * config.num_hidden_layers) ** 0.5
     return size * mx.random.normal(array.shape, key=key)
+
+
+def settle_logits(draft: BoundDraft) -> None:
+    """Let a new draft's logits begin with a deviation of one, whatever the size of the head.
+
+    Heads differ in size by orders of magnitude; under a norm of one, the first hundred steps
+    would go into unlearning their sharpest guesses.
+    """
+    model, size = draft.model, draft.model.config.hidden_size
+    hidden = mx.random.normal((1, 64, size), key=mx.random.key(0))
+    spread = mx.std(draft.target.head(hidden).astype(mx.float32)).item()
+    if spread > 0:
+        model.norm.weight = model.norm.weight / spread
+
+
+def cut_vocabulary(model: DraftModel, size: int) -> DraftModel:
+    """Return a draft like `model` with a vocabulary of `size` tokens, its head yet to be filled.
+
+    Raises:
+        BadRequest: `model` has a head of its own, or a selector over the whole vocabulary.
+    """
+    if "lm_head" in model or model.config.selector:
+        raise BadRequest(
+            "--draft-vocab cuts the head that a draft borrows from its target, and this one has "
+            "a head or a selector of its own; leave out --draft-vocab"
+        )
+    names = {"lm_head.weight", *(["embed_tokens.weight"] if "embed_tokens" in model else [])}
+    made = draft_model(replace(model.config, draft_vocab_size=size), names)
+    made.update(model.parameters())
+    return made
 
 
 def reduce_vocabulary(model: DraftModel, target: Target, counts: np.ndarray) -> None:

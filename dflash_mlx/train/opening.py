@@ -19,7 +19,7 @@ from dflash_mlx.loading import LoadedTarget, load_draft, load_target, read_json
 from dflash_mlx.models.draft import BoundDraft
 from dflash_mlx.models.draft_file import read_draft_config
 from dflash_mlx.models.drafts import bind
-from dflash_mlx.train.beginning import new_draft
+from dflash_mlx.train.beginning import cut_vocabulary, new_draft, settle_logits
 from dflash_mlx.train.mask_token import mask_token
 from dflash_mlx.train.options import TrainConfig
 from dflash_mlx.train.shape import draft_shape
@@ -113,10 +113,14 @@ def _thinking(config: TrainConfig, loaded: LoadedTarget) -> bool | None:
 
 @dataclass(frozen=True)
 class Beginning:
-    """The draft to be trained, bound to its target, with the `config.json` it will have."""
+    """The draft to be trained, bound to its target, with the `config.json` it will have.
+
+    `headless` where a reduced vocabulary is yet to be filled from what the samples hold.
+    """
 
     draft: BoundDraft
     config: Mapping[str, Any]
+    headless: bool = False
 
     @property
     def parameters(self) -> int:
@@ -128,14 +132,19 @@ def begin_draft(config: TrainConfig, opened: Opened) -> Beginning:
     """Return a new draft, or the one that `--init` names, in float32.
 
     Raises:
-        BadRequest: a shape that this target does not allow.
+        BadRequest: a shape that this target, or the draft to begin from, does not allow.
         BadCheckpoint, UnsupportedModel, PairMismatch: the draft to begin from does not fit.
     """
     target = opened.loaded.target
     given = opened.files.draft
     if given is not None:
         dense = Compute(opened.compute.device, dense=True, dtype=mx.float32)
-        return Beginning(load_draft(given.path, target, dense), _plain_config(given.path))
+        draft, found = load_draft(given.path, target, dense), _plain_config(given.path)
+        size = config.wishes.vocabulary
+        if size is None or size >= draft.model.config.vocab_size:
+            return Beginning(draft, found)
+        cut = bind(cut_vocabulary(draft.model, size), target)
+        return Beginning(cut, {**found, "draft_vocab_size": size}, headless=True)
     made = draft_shape(
         target.shape,
         opened.loaded.config,
@@ -143,7 +152,9 @@ def begin_draft(config: TrainConfig, opened: Opened) -> Beginning:
         mask_token(opened.loaded.tokenizer, target.shape.vocab_size),
         config.wishes,
     )
-    return Beginning(bind(new_draft(read_draft_config(made), config.seed), target), made)
+    draft = bind(new_draft(read_draft_config(made), config.seed), target)
+    settle_logits(draft)
+    return Beginning(draft, made, headless=config.wishes.vocabulary is not None)
 
 
 def _plain_config(folder: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What a training run may be asked for, checked before anything is loaded."""
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -59,10 +59,10 @@ class TrainConfig:
             raise BadRequest(f"--seed is {self.seed}; it needs 0 to 4294967295")
         if self.cache_gb is not None and self.cache_gb < 0:
             raise BadRequest(f"--cache is {self.cache_gb}; it needs gigabytes, 0 for none")
-        if self.init and self.wishes != Wishes():
+        if self.init and replace(self.wishes, vocabulary=None) != Wishes():
             raise BadRequest(
-                "--init gives the draft its shape; leave out --layers, --block, --draft-vocab and "
-                "--dflash2, or --init"
+                "--init gives the draft its shape; leave out --layers, --block and --dflash2, or "
+                "--init"
             )
         self.answers  # noqa: B018  checks the temperature
 

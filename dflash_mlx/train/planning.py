@@ -148,7 +148,7 @@ def _cache(prepared: Prepared, free: int) -> int:
 def fill_vocabulary(prepared: Prepared, samples: Samples) -> None:
     """Give a draft with a vocabulary of its own the tokens that `samples` answer with most."""
     model = prepared.beginning.draft.model
-    if model.config.draft_vocab_size is None or prepared.config.init:
+    if not prepared.beginning.headless:
         return
     counts = np.zeros(prepared.limits.vocab_size, int)
     for sample in samples:

@@ -174,6 +174,19 @@ def test_a_draft_is_gone_on_from(whole, folder, tmp_path):
     assert shape == json.loads((first.out / "config.json").read_text())
 
 
+def test_a_draft_gone_on_from_may_get_a_smaller_vocabulary(whole, folder, tmp_path):
+    """The head is most of a small draft's time, and few tokens are most of all text."""
+    first, _ = whole
+    config = options(
+        folder, tmp_path / "cut", init=str(first.out), wishes=Wishes(vocabulary=50), steps=2
+    )
+    assert work(config).finished
+    shape = json.loads((config.out / "config.json").read_text())
+    assert shape["draft_vocab_size"] == 50
+    weights = mx.load(str(config.out / "model.safetensors"))
+    assert weights["lm_head.weight"].shape[0] == weights["d2t"].size == 50
+
+
 def test_token_ids_are_trained_on_as_they_are(folder, tmp_path):
     """The form of the corpora that exist; nothing is written for them."""
     rows = [[[258, 65 + n, 256, 259], [70 + n, 71, 72 + n, 73, 256]] for n in range(12)]

@@ -12,7 +12,12 @@ from dflash_mlx.models.draft_file import read_draft_config
 from dflash_mlx.models.drafts import bind
 from dflash_mlx.models.protocols import TargetShape
 from dflash_mlx.tokenizer import Tokenizer
-from dflash_mlx.train.beginning import new_draft, reduce_vocabulary
+from dflash_mlx.train.beginning import (
+    cut_vocabulary,
+    new_draft,
+    reduce_vocabulary,
+    settle_logits,
+)
 from dflash_mlx.train.mask_token import mask_token
 from dflash_mlx.train.shape import Wishes, draft_shape, tap_layers
 from tests.tiny import tiny_target
@@ -215,3 +220,21 @@ def test_every_family_gets_a_draft():
         target = tiny_target(family)
         config = draft_shape(target.shape, vars(target.model.args), 10**6, 257, Wishes(layers=1))
         new_draft(read_draft_config(config), 0)
+
+
+@pytest.mark.parametrize("size", [0.1, 30.0])
+def test_the_first_logits_are_of_one_size_whatever_the_heads(target, size):
+    """The embedded target's head made the first loss 62, where a blind guess has 11."""
+    model = target.model
+    model.lm_head.weight = model.lm_head.weight * size
+    draft = bind(new_draft(tiny_config(target, layers=1), 1), target)
+    settle_logits(draft)
+    hidden = draft.model.norm(mx.random.normal((1, 100, 32), key=mx.random.key(5)))
+    assert mx.std(draft.logits(hidden)).item() == pytest.approx(1, rel=0.1)
+
+
+def test_a_draft_with_a_head_of_its_own_is_not_cut(target):
+    """Its head was trained, and rows of the target's would not replace it."""
+    reduced = new_draft(tiny_config(target, layers=1, vocabulary=40), 1)
+    with pytest.raises(BadRequest, match="a head or a selector of its own"):
+        cut_vocabulary(reduced, 20)
