@@ -37,7 +37,7 @@ def test_folder_and_file_hold_the_same_model(tmp_path):
 
 
 def test_the_pair_that_the_command_makes_writes_what_the_nickname_writes(tmp_path, monkeypatch):
-    """The folder is the pair: the target's own text, and a draft in 5 bits that is worth having."""
+    """The folder is the pair: the target's own text, and a draft that is worth having."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
     out = str(tmp_path / "pair")
     assert main(["convert", "smollm2-135m", "--draft", "auto", "-o", out, "--no-verify"]) == 0
