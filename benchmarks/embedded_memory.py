@@ -31,7 +31,7 @@ def memory(loaded):
     mx.clear_cache()
     mx.reset_peak_memory()
     before = mx.get_active_memory()
-    path = find_packaged(loaded.card.target)
+    path = find_packaged(loaded.model_name)
     again = load_target(path, compute_here())
     load_peak = mx.get_peak_memory() - before
     stored_and_used = path.stat().st_size + weight_bytes(again.target.model)

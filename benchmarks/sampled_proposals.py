@@ -66,6 +66,9 @@ def drawing_draft(draft, sampling):
     from dflash_mlx.models.protocols import Block, Candidates
     from dflash_mlx.sampling import draw, filtered, log_probs
 
+    def target_ids(tokens):
+        return tokens + draft.model.d2t[tokens] if "d2t" in draft.model else tokens
+
     class Drawing:
         taps, block_size = draft.taps, draft.block_size
         make_context, extend = draft.make_context, draft.extend
@@ -73,8 +76,9 @@ def drawing_draft(draft, sampling):
         def propose(self, anchor, n_rows, context):
             logits = draft.logits(draft.hidden(anchor, n_rows, context))[0]
             scores = filtered(log_probs(logits), sampling)
-            tokens = draw(scores, seed=977, position=context.length + 1)
-            ids = mx.broadcast_to(mx.arange(scores.shape[1]), scores.shape)
+            drawn = draw(scores, seed=977, position=context.length + 1)
+            tokens, every = target_ids(drawn), target_ids(mx.arange(scores.shape[1]))
+            ids = mx.broadcast_to(every, scores.shape)
             candidates = Candidates(ids, mx.softmax(scores, axis=-1))
             return Block(tokens[None], mx.array(True), candidates)
 
