@@ -273,8 +273,9 @@ def test_closing_ends_the_races(tmp_path):
 
     def close_meanwhile(array):
         if not closing:
-            closing.append(threading.Thread(target=made.engine.worker.close))
-            closing[0].start()
+            thread = threading.Thread(target=made.engine.worker.close)
+            thread.start()
+            closing.append(thread)
             while not made.engine.worker._closed:
                 pass
         evaluate(array)

@@ -36,6 +36,7 @@ class Engine:
             sampling=SamplingConfig(),
             compute=SimpleNamespace(device="metal"),
             blas="accelerate",
+            kernels=None,
             block=lambda config: 8,
             adapts=lambda config: False,
             thinking=lambda config: None,
@@ -92,7 +93,7 @@ class LoadHooks:
     on_notice: object
 
 
-def load(model, draft, hooks):
+def load(model, draft, hooks, kernels="auto"):
     hooks.on_step(f"loading {model}")
     worker = Worker(model)
     if model == "slow-load":
