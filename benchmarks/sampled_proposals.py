@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def compare(loaded, options):
-    from dflash_mlx.accept import match_rule, rejection_rule
+    from dflash_mlx.accept import match_rule, request_rule
     from dflash_mlx.decode import Pair
     from dflash_mlx.sampling import make_chooser
 
@@ -46,7 +46,7 @@ def compare(loaded, options):
             ids = loaded.tokenizer.render([{"role": "user", "content": text}], None)
             arms = (
                 ("argmax, certain", pair, match_rule(make_chooser(sampling, seed))),
-                ("draw, residual", drawn, rejection_rule(sampling, seed)),
+                ("draw, residual", drawn, request_rule(sampling, seed)),
             )
             for name, arm, rule in arms:
                 rounds, tokens = count(arm, ids, rule, options.tokens)
