@@ -6,7 +6,7 @@ seed and the step, so weights, moments and counts are all there is to keep.
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ def load_checkpoint(file: Path) -> Checkpoint | None:
         ) from error
 
 
-def replace_file(file: Path, write: Any) -> None:
+def replace_file(file: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a file beside `file`, then put it in its place.
 
     Raises:

@@ -146,8 +146,7 @@ def by_anchors(
     tried, accepted = np.zeros(block - 1), np.zeros(block - 1)
     count = 0
     for sample in samples:
-        tokens = np.array([*sample.prompt, *sample.answer])
-        blocks = draw_blocks(tokens, len(sample.prompt) - 1, block, per_sample, rng)
+        blocks = draw_blocks(sample.tokens, sample.first, block, per_sample, rng)
         right = (predict(sample, blocks) == blocks.labels) & blocks.known
         accepted += np.cumprod(right, axis=1).sum(axis=0)
         tried += blocks.known.sum(axis=0)

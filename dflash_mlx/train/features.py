@@ -76,7 +76,7 @@ class FeatureStore:
 
     def _make(self, sample: Sample) -> Features:
         tokens = mx.array([[*sample.prompt, *sample.answer]])
-        caches, first = self.target.make_caches(), len(sample.prompt) - 1
+        caches, first = self.target.make_caches(), sample.first
         taps, teacher, shares = [], [], []
         for start in range(0, tokens.shape[1], _ROWS):
             walked = self.target.walk(tokens[:, start : start + _ROWS], caches, self.taps)

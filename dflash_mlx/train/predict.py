@@ -17,8 +17,7 @@ def predictor(draft: BoundDraft, features: FeatureStore, dtype: mx.Dtype) -> Pre
     head = whole_head(draft)
 
     def predict(sample: Sample, blocks: Blocks) -> np.ndarray:
-        tokens = np.array([*sample.prompt, *sample.answer])
-        example = Example(tokens, len(sample.prompt) - 1, blocks, features(sample))
+        example = Example(sample.tokens, sample.first, blocks, features(sample))
         logits = head.project(hidden_rows(draft, example, dtype))
         return head.tokens(np.array(mx.argmax(logits, axis=-1)))
 

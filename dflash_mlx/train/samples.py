@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, overload
 
+import numpy as np
+
 from dflash_mlx.errors import BadRequest
 
 HELD_OUT = 0.02
@@ -35,6 +37,16 @@ class Sample:
     def n_tokens(self) -> int:
         """Tokens in all."""
         return len(self.prompt) + len(self.answer)
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """Prompt and answer, [n]."""
+        return np.array([*self.prompt, *self.answer])
+
+    @property
+    def first(self) -> int:
+        """Where decoding begins: the place of the first anchor, the prompt's last token."""
+        return len(self.prompt) - 1
 
 
 class Samples(Sequence[Sample]):

@@ -119,6 +119,8 @@ class _Run:
         self.optimizer = make_optimizer(recipe)
         self.optimizer.init(self.weights)
         self._heads: dict[bool, Head] = {}
+        self._failures = 0
+        self._epoch, self._order = -1, np.zeros(0, int)
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
         """Go on where `checkpoint` stands."""
@@ -184,8 +186,6 @@ class _Run:
         self._settle()
         return float(norm.item())
 
-    _failures = 0
-
     def _give_up(self) -> None:
         """Count a step without any finite gradient; too many in a row are no accident."""
         self._failures += self.recipe.sequences
@@ -206,12 +206,20 @@ class _Run:
         size, block_size = self.recipe.sequences, self.draft.block_size
         made = []
         for place in range(self.counts.step * size, (self.counts.step + 1) * size):
-            sample = self.samples[_sample_at(place, len(self.samples), self.recipe.seed)]
-            tokens, first = np.array([*sample.prompt, *sample.answer]), len(sample.prompt) - 1
+            sample = self._sample_at(place)
+            tokens, first = sample.tokens, sample.first
             rng = np.random.default_rng([self.recipe.seed, 1, place])
             blocks = draw_blocks(tokens, first, block_size, self.recipe.anchors, rng)
             made.append(Example(tokens, first, blocks, self.features(sample)))
         return made
+
+    def _sample_at(self, place: int) -> Sample:
+        """Return the sample at `place` of all epochs, each in an order of its own."""
+        epoch, within = divmod(place, len(self.samples))
+        if epoch != self._epoch:
+            rng = np.random.default_rng([self.recipe.seed, 0, epoch])
+            self._epoch, self._order = epoch, rng.permutation(len(self.samples))
+        return self.samples[int(self._order[within])]
 
     def _objective(self) -> Objective:
         narrow = self.counts.step < self.recipe.narrow_steps
@@ -251,13 +259,6 @@ def freeze_borrowed(draft: BoundDraft) -> None:
             model[name].freeze()
     if "d2t" in model:
         model.freeze(recurse=False, keys="d2t")
-
-
-def _sample_at(place: int, n_samples: int, seed: int) -> int:
-    """Return which sample stands at `place` of all epochs, each in an order of its own."""
-    epoch, within = divmod(place, n_samples)
-    order = np.random.default_rng([seed, 0, epoch]).permutation(n_samples)
-    return int(order[within])
 
 
 def _norm(grads: Tree) -> mx.array:

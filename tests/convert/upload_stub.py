@@ -5,9 +5,10 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from tests.hub.stub import on_loopback
 
 
 @dataclass
@@ -28,16 +29,8 @@ def take_uploads(stub: UploadStub) -> Iterator[UploadStub]:
     class Handler(_Handler):
         hub = stub
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    stub.url = f"http://127.0.0.1:{server.server_port}"
-    try:
+    with on_loopback(Handler) as stub.url:
         yield stub
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 class _Handler(BaseHTTPRequestHandler):

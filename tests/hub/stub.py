@@ -34,12 +34,18 @@ def serve(stub: HubStub) -> Iterator[HubStub]:
     class Handler(_Handler):
         hub = stub
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    with on_loopback(Handler) as stub.url:
+        yield stub
+
+
+@contextmanager
+def on_loopback(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Let `handler` answer on a free port of 127.0.0.1 for the time of the block; its address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
-    stub.url = f"http://127.0.0.1:{server.server_port}"
     try:
-        yield stub
+        yield f"http://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         thread.join()
