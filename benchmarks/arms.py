@@ -19,7 +19,6 @@ from dflash_mlx.accept import match_rule
 from dflash_mlx.config import SamplingConfig
 from dflash_mlx.decode import Cut, Pair, Plan, decode
 from dflash_mlx.prefill import prefill
-from dflash_mlx.sampling import make_chooser
 from dflash_mlx.stats import Meter
 from dflash_mlx.width.policy import FixedBlock
 
@@ -81,7 +80,7 @@ def dflash_run(
     cache = pair.make_cache()
     state = prefill(pair, cache, prompt, 2048, lambda done, total: True)
     assert state is not None
-    rule = match_rule(make_chooser(SamplingConfig(), 0))
+    rule = match_rule(SamplingConfig(), 0)
     meter, tokens = Meter(), []
     began = time.perf_counter()
     for done, _ in decode(pair, cache, state, Plan(FixedBlock(block), rule, ending, n_tokens)):

@@ -64,12 +64,11 @@ def loop(pair, ids, n_tokens):
     from dflash_mlx.accept import match_rule
     from dflash_mlx.decode import Cut, Plan, decode
     from dflash_mlx.prefill import prefill
-    from dflash_mlx.sampling import make_chooser
     from dflash_mlx.width.policy import FixedBlock
 
     cache = pair.make_cache()
     state = prefill(pair, cache, ids, 2048, lambda done, total: True)
-    rule = match_rule(make_chooser(dflash_mlx.SamplingConfig(), 0))
+    rule = match_rule(dflash_mlx.SamplingConfig(), 0)
     policy = FixedBlock(pair.draft.block_size)
     plan = Plan(policy, rule, lambda tokens: Cut(len(tokens), False), n_tokens)
     n_done = 0

@@ -33,7 +33,6 @@ def main() -> None:
 def compare(loaded, options):
     from dflash_mlx.accept import match_rule, request_rule
     from dflash_mlx.decode import Pair
-    from dflash_mlx.sampling import make_chooser
 
     sampling = dflash_mlx.SamplingConfig(temperature=options.temperature, top_p=options.top_p)
     pair = loaded.pair
@@ -45,7 +44,7 @@ def compare(loaded, options):
             seed += 1
             ids = loaded.tokenizer.render([{"role": "user", "content": text}], None)
             arms = (
-                ("argmax, certain", pair, match_rule(make_chooser(sampling, seed))),
+                ("argmax, certain", pair, match_rule(sampling, seed)),
                 ("draw, residual", drawn, request_rule(sampling, seed)),
             )
             for name, arm, rule in arms:

@@ -20,7 +20,6 @@ from dflash_mlx.models.draft import BoundDraft
 from dflash_mlx.models.drafts import bind
 from dflash_mlx.models.families import is_supported
 from dflash_mlx.prefill import prefill
-from dflash_mlx.sampling import make_chooser
 from dflash_mlx.weights import fill
 from dflash_mlx.width.policy import FixedBlock
 
@@ -84,7 +83,7 @@ def _measure(
         assert state is not None
         plan = Plan(
             FixedBlock(draft.block_size),
-            match_rule(make_chooser(SamplingConfig(), 0)),
+            match_rule(SamplingConfig(), 0),
             lambda tokens: Cut(len(tokens), False),
             _N_TOKENS,
         )

@@ -16,7 +16,7 @@ min(1, p(x) / q(x)), at the first refusal draw from max(p - q, 0), else the bonu
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 
@@ -24,31 +24,28 @@ from dflash_mlx.config import LogitsProcessor, SamplingConfig
 from dflash_mlx.constraints import processed
 from dflash_mlx.metal.head_merge import BestTokens
 from dflash_mlx.models.protocols import Block, Candidates
-from dflash_mlx.sampling import (
-    Chooser,
-    Stream,
-    draw,
-    filtered,
-    log_probs,
-    make_chooser,
-    row_key,
-)
+from dflash_mlx.sampling import Stream, choose, draw, filtered, log_probs, row_key
+
+
+class Scored(NamedTuple):
+    """What the target makes of a block's rows: logits [B, V], and its best tokens if known.
+
+    Logits are lazy: a rule that has its answer from `best` leaves them uncomputed.
+    """
+
+    logits: mx.array
+    best: BestTokens | None = None
 
 
 class AcceptRule(Protocol):
-    """Decides one round. `best` are the target's best tokens where they are known already."""
+    """Decides one round."""
 
     def __call__(
-        self,
-        block: Block,
-        logits: mx.array,
-        history: Sequence[int],
-        position: int,
-        best: BestTokens | None = None,
+        self, block: Block, scored: Scored, history: Sequence[int], position: int
     ) -> mx.array:
         """Return the verdict on `block`, whose row 0 stands at `position`.
 
-        `logits` [B, V] are the target's, `history` the tokens up to the anchor.
+        `history` are the tokens up to the anchor.
         """
 
 
@@ -60,56 +57,44 @@ def request_rule(
     What a draft drew is part of the randomness, so with such a draft a seed gives one text for
     one way of drafting only; the text's distribution is the target's all the same.
     """
-    match = match_rule(make_chooser(sampling, seed), processors)
+    match = match_rule(sampling, seed, processors)
     if sampling.greedy:
-        return match if processors else _greedy_rule(match)
+        return match
     reject = rejection_rule(sampling, seed, processors)
 
-    def rule(
-        block: Block,
-        logits: mx.array,
-        history: Sequence[int],
-        position: int,
-        best: BestTokens | None = None,
-    ) -> mx.array:
-        return (match if block.candidates is None else reject)(block, logits, history, position)
+    def rule(block: Block, scored: Scored, history: Sequence[int], position: int) -> mx.array:
+        return (match if block.candidates is None else reject)(block, scored, history, position)
 
     return rule
 
 
-def _greedy_rule(match: AcceptRule) -> AcceptRule:
-    """Return `match`, which takes the best tokens, with a way that needs no logits for it."""
-
-    def rule(
-        block: Block,
-        logits: mx.array,
-        history: Sequence[int],
-        position: int,
-        best: BestTokens | None = None,
-    ) -> mx.array:
-        if best is None:
-            return match(block, logits, history, position)
-        chosen = best.tokens[:, 0]
-        confidence = mx.sigmoid(best.logits[:, 0] - best.logits[:, 1])
-        return _verdict(chosen[:-1] == block.tokens[0], block.healthy, chosen, confidence)
-
-    return rule
-
-
-def match_rule(choose: Chooser, processors: Sequence[LogitsProcessor] = ()) -> AcceptRule:
+def match_rule(
+    sampling: SamplingConfig, seed: int, processors: Sequence[LogitsProcessor] = ()
+) -> AcceptRule:
     """Return the rule that accepts draft tokens while they equal the target's choice."""
+    if sampling.greedy:
+        return _greedy_rule(processors)
 
-    def rule(
-        block: Block,
-        logits: mx.array,
-        history: Sequence[int],
-        position: int,
-        best: BestTokens | None = None,
-    ) -> mx.array:
-        draft_tokens = block.tokens[0]
-        scores = processed(processors, history, draft_tokens, logits)
-        chosen = choose(scores, position)
-        return _verdict(chosen[:-1] == draft_tokens, block.healthy, chosen, _confidence(scores))
+    def rule(block: Block, scored: Scored, history: Sequence[int], position: int) -> mx.array:
+        logits = processed(processors, history, block.tokens[0], scored.logits)
+        return _matched(block, choose(logits, sampling, seed, position), _best_two(logits))
+
+    return rule
+
+
+def _greedy_rule(processors: Sequence[LogitsProcessor]) -> AcceptRule:
+    """Return the matching rule whose choice is the best token; it may be known without logits.
+
+    mlx-lm takes the best log-probability. The best logit is the same token: subtracting the
+    log-sum-exp is exact in floating point between half of it and twice it (Sterbenz), so it makes
+    no ties there, and on a CPU it costs as much as the head itself at sixteen rows.
+    """
+
+    def rule(block: Block, scored: Scored, history: Sequence[int], position: int) -> mx.array:
+        best = None if processors else scored.best
+        if best is None:
+            best = _best_two(processed(processors, history, block.tokens[0], scored.logits))
+        return _matched(block, best.tokens[:, 0], best)
 
     return rule
 
@@ -119,17 +104,12 @@ def rejection_rule(
 ) -> AcceptRule:
     """Return the rule of speculative sampling, for blocks that carry `candidates`."""
 
-    def rule(
-        block: Block,
-        logits: mx.array,
-        history: Sequence[int],
-        position: int,
-        best: BestTokens | None = None,
-    ) -> mx.array:
+    def rule(block: Block, scored: Scored, history: Sequence[int], position: int) -> mx.array:
         assert block.candidates is not None, "the draft proposed without probabilities"
         draft_tokens = block.tokens[0]
         # in float32: rounded probabilities are another distribution
-        scores = log_probs(processed(processors, history, draft_tokens, logits).astype(mx.float32))
+        logits = processed(processors, history, draft_tokens, scored.logits)
+        scores = log_probs(logits.astype(mx.float32))
         target_probs = mx.softmax(filtered(scores, sampling), axis=-1)
         draft_probs = _dense(block.candidates, logits.shape[-1])
         coins = mx.stack(
@@ -147,7 +127,7 @@ def rejection_rule(
         refused = draw(mx.log(residual), seed, position, Stream.RESIDUAL)
         bonus = draw(mx.log(target_probs[-1:]), seed, position + draft_tokens.size, Stream.BONUS)
         tokens = mx.concatenate([mx.where(accept, draft_tokens, refused), bonus])
-        return _verdict(accept, block.healthy, tokens, _confidence(scores))
+        return _verdict(accept, block.healthy, tokens, _best_two(logits))
 
     return rule
 
@@ -157,26 +137,35 @@ def only_token(verdict: mx.array) -> mx.array:
     return verdict[2:3][None]
 
 
-def _confidence(scores: mx.array) -> mx.array:
-    """Return what [B] the best of each row of logits [B, V] has against the next best.
+def _best_two(logits: mx.array) -> BestTokens:
+    """Return the best and the next best token of each row of `logits` [B, V]."""
+    best = mx.argmax(logits, axis=-1, keepdims=True)
+    others = mx.put_along_axis(logits, best, mx.array(-mx.inf, logits.dtype), axis=-1)
+    tokens = mx.concatenate([best, mx.argmax(others, axis=-1, keepdims=True)], axis=-1)
+    return BestTokens(
+        tokens,
+        mx.take_along_axis(logits, tokens, axis=-1).astype(mx.float32),
+        mx.logsumexp(logits, axis=-1),  # lazy, and read by nobody here
+    )
 
-    The probability itself would need a sum of exponentials over the vocabulary in every round.
+
+def _matched(block: Block, chosen: mx.array, best: BestTokens) -> mx.array:
+    """Return the verdict on a block whose tokens are right while they equal `chosen` [B]."""
+    return _verdict(chosen[:-1] == block.tokens[0], block.healthy, chosen, best)
+
+
+def _verdict(accept: mx.array, healthy: mx.array, tokens: mx.array, best: BestTokens) -> mx.array:
+    """Pack the longest accepted prefix of `accept` [B - 1] with tokens and confidences [B].
+
+    Confidence is what the best token has against the next: the probability itself would need a
+    sum of exponentials over the vocabulary in every round.
     """
-    best = mx.argmax(scores, axis=-1, keepdims=True)
-    first = mx.take_along_axis(scores, best, axis=-1)[:, 0]
-    others = mx.put_along_axis(scores, best, mx.array(-mx.inf, scores.dtype), axis=-1)
-    return mx.sigmoid((first - mx.max(others, axis=-1)).astype(mx.float32))
-
-
-def _verdict(
-    accept: mx.array, healthy: mx.array, tokens: mx.array, confidence: mx.array
-) -> mx.array:
-    """Pack the longest accepted prefix of `accept` [B - 1] with tokens and confidences [B]."""
     if accept.size:
         n_accepted = mx.cumprod(accept.astype(mx.int32)).sum()
         head = mx.stack([n_accepted.astype(mx.int32), healthy.astype(mx.int32)])
     else:
         head = mx.array([0, 1], dtype=mx.int32)  # a plain step pays for its token only
+    confidence = mx.sigmoid(best.logits[:, 0] - best.logits[:, 1])
     millionths = (confidence * 1e6).astype(mx.int32)
     return mx.concatenate([head, tokens.astype(mx.int32), millionths])
 

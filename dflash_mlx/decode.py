@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from dflash_mlx.accept import AcceptRule, only_token
+from dflash_mlx.accept import AcceptRule, Scored, only_token
 from dflash_mlx.cache import PairCache
-from dflash_mlx.metal.head_merge import BestTokens
 from dflash_mlx.models.protocols import Block, Draft, Target, no_draft
 from dflash_mlx.readback import launch, read_back, settle
 from dflash_mlx.rounds import Round
@@ -100,14 +99,10 @@ class Plan:
 
 
 class Seen(NamedTuple):
-    """What the target makes of a block: logits [B, V] and features [1, B, F].
+    """What the target makes of a block: its rows scored, and their features [1, B, F]."""
 
-    Logits are lazy: a rule that has its answer from `best` leaves them uncomputed.
-    """
-
-    logits: mx.array
+    scored: Scored
     features: mx.array
-    best: BestTokens | None
 
 
 def decode(pair: Pair, cache: PairCache, state: State, plan: Plan) -> Iterator[tuple[Round, State]]:
@@ -127,7 +122,7 @@ def decode(pair: Pair, cache: PairCache, state: State, plan: Plan) -> Iterator[t
             draft_s = _wait(block, watch) if block.n_rows > 1 and plan.policy.timed() else None
             context = cache.length
             seen = ahead or verify(pair, cache, mx.array([[state.anchor]]), block)
-            verdict = plan.rule(block, seen.logits, state.history, context + 1, seen.best)
+            verdict = plan.rule(block, seen.scored, state.history, context + 1)
             ahead = step_ahead(pair, cache, verdict) if plan.steps_on(state, block) else None
             n_accepted, healthy, tokens, confidence = read_back(verdict)
             cut = plan.ending(tokens[: n_accepted + 1])
@@ -184,18 +179,21 @@ def verify(pair: Pair, cache: PairCache, anchor: mx.array, block: Block) -> Seen
     cache.append(tokens.shape[1])
     walked = pair.target.walk(tokens, cache.layers, pair.taps)
     logits = pair.target.logits(walked.hidden)[0]
-    return Seen(logits, walked.features, pair.target.best(walked.hidden))
+    return Seen(Scored(logits, pair.target.best(walked.hidden)), walked.features)
 
 
 def step_ahead(pair: Pair, cache: PairCache, verdict: mx.array) -> Seen:
     """Launch the plain step behind a plain step whose token is not read yet.
 
     The open row is that of the anchor, which is final whatever its token turns out to be, so it
-    is committed now; the new row stays open, and is dropped if the token ended the answer.
+    is committed now; the new row stays open, and is dropped if the token ended the answer. The
+    verdict is launched apart: MLX tells that arrays are ready for all of a launch at once, and
+    the token would come with the step behind it.
     """
+    launch(verdict)
     cache.commit(1)
     seen = verify(pair, cache, only_token(verdict), no_draft())
-    launch(seen.logits)
+    launch(seen.scored.logits)
     return seen
 
 

@@ -5,16 +5,12 @@ log-probabilities, then temperature). The random key of a row is (seed, position
 noise depends on where it stands and not on how the rows were grouped into rounds.
 """
 
-from collections.abc import Callable
 from enum import IntEnum
 
 import mlx.core as mx
 from mlx_lm import sample_utils
 
 from dflash_mlx.config import SamplingConfig
-
-Chooser = Callable[[mx.array, int], mx.array]
-"""`(logits [R, V], position of row 0) -> tokens [R]`."""
 
 
 class Stream(IntEnum):
@@ -60,13 +56,6 @@ def draw(scores: mx.array, seed: int, position: int, stream: Stream = Stream.TAR
     return mx.stack(rows)
 
 
-def make_chooser(sampling: SamplingConfig, seed: int) -> Chooser:
-    """Return the function that turns the target's logits into its choice.
-
-    mlx-lm takes the best log-probability. The best logit is the same token: subtracting the
-    log-sum-exp is exact in floating point between half of it and twice it (Sterbenz), so it makes
-    no ties there, and on a CPU it costs as much as the head itself at sixteen rows.
-    """
-    if sampling.greedy:
-        return lambda logits, position: mx.argmax(logits, axis=-1)
-    return lambda logits, position: draw(filtered(log_probs(logits), sampling), seed, position)
+def choose(logits: mx.array, sampling: SamplingConfig, seed: int, position: int) -> mx.array:
+    """Return the target's draws [R] from `logits` [R, V], whose row 0 stands at `position`."""
+    return draw(filtered(log_probs(logits), sampling), seed, position)

@@ -10,14 +10,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dflash_mlx.accept import match_rule, rejection_rule, request_rule
+from dflash_mlx.accept import Scored, match_rule, rejection_rule, request_rule
 from dflash_mlx.config import SamplingConfig
 from dflash_mlx.metal.head_merge import BestTokens
 from dflash_mlx.models.protocols import Block, Candidates
 from dflash_mlx.readback import read_back
-from dflash_mlx.sampling import draw, filtered, log_probs, make_chooser
+from dflash_mlx.sampling import draw, filtered, log_probs
 
-GREEDY = match_rule(make_chooser(SamplingConfig(), 0))
+GREEDY = match_rule(SamplingConfig(), 0)
 LOGITS = mx.array(
     [[2.0, 1.5, 1.0, 0.0, -1.0], [0.3, 1.8, 0.1, 1.7, 0.0], [0.0, 0.5, 1.0, 1.5, 2.0]]
 )
@@ -46,7 +46,7 @@ def softmax(scores):
 def test_greedy_accepts_the_longest_prefix_of_argmaxes(draft, n_accepted, final):
     """A token after the first wrong one follows a text that does not exist."""
     logits = LOGITS[: len(draft) + 1]
-    verdict = read_back(GREEDY(block(draft), logits, [7], 1))
+    verdict = read_back(GREEDY(block(draft), Scored(logits), [7], 1))
     assert verdict.n_accepted == n_accepted
     assert verdict.tokens[: n_accepted + 1] == final
 
@@ -56,23 +56,26 @@ def test_equal_logits_go_to_the_token_mlx_lm_takes():
     logits = mx.array(np.array([[20.0, 20.0 + 2e-6]], dtype=np.float32))
     assert logits[0, 0].item() != logits[0, 1].item()
     expected = mx.argmax(logits - mx.logsumexp(logits, keepdims=True), axis=-1).item()
-    assert read_back(GREEDY(block([]), logits, [7], 1)).tokens == [expected]
+    assert read_back(GREEDY(block([]), Scored(logits), [7], 1)).tokens == [expected]
 
 
 def test_a_verdict_carries_the_health_of_the_draft():
     """NaN in a draft's logits gives tokens like any other; nobody would notice."""
     for healthy in (True, False):
-        assert read_back(GREEDY(block([0], healthy=healthy), LOGITS[:2], [7], 1)).healthy is healthy
+        assert (
+            read_back(GREEDY(block([0], healthy=healthy), Scored(LOGITS[:2]), [7], 1)).healthy
+            is healthy
+        )
 
 
 def test_sampled_tokens_do_not_depend_on_draft_or_block():
     """The same seed gave another text as soon as drafting was switched on."""
     sampling = SamplingConfig(temperature=1.3, top_p=0.9)
-    rule = match_rule(make_chooser(sampling, 5))
+    rule = match_rule(sampling, 5)
     for position in range(40):
-        alone = read_back(rule(block([]), LOGITS[:1], [7], position)).tokens[0]
+        alone = read_back(rule(block([]), Scored(LOGITS[:1]), [7], position)).tokens[0]
         for draft in ([0, 1], [1, 3], [4, 4]):
-            verdict = read_back(rule(block(draft), LOGITS, [7], position))
+            verdict = read_back(rule(block(draft), Scored(LOGITS), [7], position))
             assert verdict.tokens[0] == alone
             assert verdict.n_accepted == 0 or draft[0] == alone
 
@@ -132,7 +135,7 @@ def test_rejection_emits_the_target_distribution_whatever_the_draft(case):
         draft = mx.take_along_axis(ids, picked[:, None], axis=-1)[:, 0]
         proposal = Block(draft[None], mx.array(True), Candidates(ids, probs))
         rule = rejection_rule(sampling, seed)
-        verdicts.append(rule(proposal, LOGITS, [7], 1))
+        verdicts.append(rule(proposal, Scored(LOGITS), [7], 1))
     table = np.array(mx.stack(verdicts))
     accepted, first, second = table[:, 0], table[:, 2], table[:, 3]
     target = softmax(filtered(log_probs(LOGITS), sampling))
@@ -147,7 +150,7 @@ def test_a_certain_wrong_proposal_is_always_refused_and_replaced():
     candidates = Candidates(mx.array([[4]]), mx.array([[1.0]]))
     for seed in range(20):
         rule = rejection_rule(sampling, seed)
-        verdict = read_back(rule(block([4], candidates), LOGITS[:2], [7], 1))
+        verdict = read_back(rule(block([4], candidates), Scored(LOGITS[:2]), [7], 1))
         assert verdict.n_accepted == 0
         assert verdict.tokens[0] in (0, 1)
 
@@ -159,7 +162,7 @@ def test_proposal_probabilities_that_are_no_numbers_leave_the_target_alone(bad):
     candidates = Candidates(mx.array([[4, 1]]), mx.array([[bad, bad]]))
     for seed in range(5):
         verdict = read_back(
-            rejection_rule(sampling, seed)(block([4], candidates), LOGITS[:2], [7], 1)
+            rejection_rule(sampling, seed)(block([4], candidates), Scored(LOGITS[:2]), [7], 1)
         )
         assert (verdict.n_accepted, verdict.tokens[0]) == (0, 0)
 
@@ -168,7 +171,9 @@ def test_proposal_probabilities_that_are_no_numbers_leave_the_target_alone(bad):
 def test_the_confidence_of_a_token_is_a_probability_in_every_type(dtype):
     """Half precision overflows at 65504, and the width was chosen by nonsense."""
     logits = mx.array([[30.0, 0.0, 0.0]]).astype(dtype)
-    assert read_back(GREEDY(block([]), logits, [7], 1)).confidence[0] == pytest.approx(1, abs=0.01)
+    assert read_back(GREEDY(block([]), Scored(logits), [7], 1)).confidence[0] == pytest.approx(
+        1, abs=0.01
+    )
 
 
 def best_tokens(*tokens):
@@ -182,7 +187,7 @@ def test_known_best_tokens_need_no_logits():
     """A kernel that avoids writing logits gains nothing if the rule reads them all the same."""
     rule = request_rule(SamplingConfig(), 0)
     unread = mx.full((3, 8), mx.nan)
-    verdict = read_back(rule(block([5, 6]), unread, [7], 1, best_tokens(5, 2, 4)))
+    verdict = read_back(rule(block([5, 6]), Scored(unread, best_tokens(5, 2, 4)), [7], 1))
     assert (verdict.n_accepted, verdict.tokens) == (1, [5, 2, 4])
     assert verdict.confidence == pytest.approx([0.75] * 3, abs=1e-5)
 
@@ -193,4 +198,4 @@ def test_processors_have_to_see_the_logits():
     known = best_tokens(*mx.argmax(LOGITS, axis=-1).tolist())
     draft = block([1] * (LOGITS.shape[0] - 1))
     expected = mx.argmin(LOGITS, axis=-1).tolist()
-    assert read_back(rule(draft, LOGITS, [7], 1, known)).tokens == expected
+    assert read_back(rule(draft, Scored(LOGITS, known), [7], 1)).tokens == expected

@@ -8,7 +8,6 @@ from dflash_mlx.accept import match_rule
 from dflash_mlx.config import SamplingConfig
 from dflash_mlx.constraints import make_processors
 from dflash_mlx.decode import Pair
-from dflash_mlx.sampling import make_chooser
 from tests.tiny import PROMPT, ScriptedDraft, answer, plain
 
 CASES = {
@@ -44,7 +43,7 @@ def test_penalties_inside_a_block_equal_sequential_decoding(target, case, script
     ours, theirs = CASES[case]
     expected = plain(target.model, PROMPT, 48, logits_processors=make_logits_processors(**theirs))
     sampling = SamplingConfig(**ours)
-    rule = match_rule(make_chooser(sampling, 0), make_processors(sampling, ()))
+    rule = match_rule(sampling, 0, make_processors(sampling, ()))
     pair = Pair(target, ScriptedDraft([*PROMPT, *expected, *PROMPT], script))
     assert answer(pair, 48, rule=rule) == expected
     assert expected != plain(target.model, PROMPT, 48), "the case does not change the text"
@@ -59,9 +58,7 @@ def test_a_callers_processor_sees_the_tokens_before_its_row(target):
 
     expected = plain(target.model, PROMPT, 40, logits_processors=[alternate])
     assert all(token % 2 == (len(PROMPT) + i) % 2 for i, token in enumerate(expected))
-    rule = match_rule(
-        make_chooser(SamplingConfig(), 0), make_processors(SamplingConfig(), [alternate])
-    )
+    rule = match_rule(SamplingConfig(), 0, make_processors(SamplingConfig(), [alternate]))
     for script in ([10**6], [0], [2, 5, 0]):
         pair = Pair(target, ScriptedDraft([*PROMPT, *expected, *PROMPT], script))
         assert answer(pair, 40, rule=rule) == expected

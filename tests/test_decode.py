@@ -11,7 +11,6 @@ from dflash_mlx.accept import match_rule
 from dflash_mlx.decode import Cut, Pair, catch_up
 from dflash_mlx.models.protocols import Block
 from dflash_mlx.prefill import prefill
-from dflash_mlx.sampling import make_chooser
 from dflash_mlx.width.policy import FixedBlock
 from tests.tiny import (
     PROMPT,
@@ -136,7 +135,7 @@ def test_an_error_inside_a_round_leaves_committed_rows_only(target, text):
 
     pair = Pair(target, oracle_draft(text))
     cache, state = read_prompt(pair)
-    rule = match_rule(make_chooser(loaded_pair(pair).sampling, 0), [processor])
+    rule = match_rule(loaded_pair(pair).sampling, 0, [processor])
     seen = []
     with pytest.raises(ZeroDivisionError):
         for done, state in rounds(pair, cache, state, 40, rule=rule):

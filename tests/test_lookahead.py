@@ -54,6 +54,17 @@ def test_text_is_that_of_plain_decoding_whatever_is_launched_early(
     assert written == tiny_answer[:limit]
 
 
+def test_a_token_does_not_wait_for_the_step_launched_behind_it(target, monkeypatch):
+    """MLX tells that arrays are ready by the launch: with the next step's, tokens came late."""
+    launched = []
+    monkeypatch.setattr(
+        "dflash_mlx.decode.launch", lambda *arrays: launched.append([one.shape for one in arrays])
+    )
+    answer(Pair(target), 4, policy=Scheduled(1))
+    verdict, logits = [(4,)], [(1, target.shape.vocab_size)]
+    assert launched == [verdict, logits] * 3
+
+
 def test_plain_steps_are_launched_before_the_last_token_is_read(target):
     """Waiting for every token first would cost plain decoding a tenth of its speed."""
     pair = Pair(target)
@@ -98,7 +109,6 @@ def test_processors_see_every_token_although_steps_are_launched_early(target, ti
     """A penalty that misses the newest token repeats it."""
     from dflash_mlx.accept import match_rule
     from dflash_mlx.config import SamplingConfig
-    from dflash_mlx.sampling import make_chooser
 
     lengths = []
 
@@ -106,7 +116,7 @@ def test_processors_see_every_token_although_steps_are_launched_early(target, ti
         lengths.append((tokens.size, tokens[-1].item()))
         return logits
 
-    rule = match_rule(make_chooser(SamplingConfig(), 0), (processor,))
+    rule = match_rule(SamplingConfig(), 0, (processor,))
     answer(Pair(target), 6, policy=Scheduled(1), rule=rule)
     behind = [*PROMPT, *tiny_answer]
     assert lengths == [(len(PROMPT) + i, behind[len(PROMPT) + i - 1]) for i in range(6)]

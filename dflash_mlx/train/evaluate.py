@@ -18,7 +18,6 @@ from dflash_mlx.accept import AcceptRule, match_rule
 from dflash_mlx.config import SamplingConfig
 from dflash_mlx.decode import Cut, Pair, Plan, decode
 from dflash_mlx.prefill import prefill
-from dflash_mlx.sampling import make_chooser
 from dflash_mlx.stats import Meter
 from dflash_mlx.tokenizer import Tokenizer
 from dflash_mlx.train.anchors import Blocks, draw_blocks
@@ -119,7 +118,7 @@ def _decode(pair: Pair, prompt: Sequence[int], plan: Plan, meter: Meter) -> None
 
 
 def _greedy() -> AcceptRule:
-    return match_rule(make_chooser(SamplingConfig(), 0))
+    return match_rule(SamplingConfig(), 0)
 
 
 def _ending(ends: frozenset[int]) -> Callable[[Sequence[int]], Cut]:

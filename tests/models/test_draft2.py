@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dflash_mlx.accept import request_rule
+from dflash_mlx.accept import Scored, request_rule
 from dflash_mlx.config import GenerationConfig, SamplingConfig
 from dflash_mlx.decode import Pair
 from dflash_mlx.engine import Engine
@@ -81,7 +81,7 @@ def test_accepted_and_refused_together_follow_the_target() -> None:
     counts = np.zeros(260)
     for seed in range(400):
         block = draft.drawing(1.0, seed).propose(65, 3, context)
-        verdict = request_rule(sampling, seed)(block, logits, [65], 21)
+        verdict = request_rule(sampling, seed)(block, Scored(logits), [65], 21)
         counts[read_back(verdict).tokens[0]] += 1
     ids = np.array(best[0])
     probs = np.array(mx.softmax(logits[0]))
@@ -192,7 +192,7 @@ def test_a_broken_draft_does_no_harm_to_sampled_text() -> None:
     for seed in range(5):
         block = draft.drawing(1.0, seed).propose(65, 4, context)
         verdict = read_back(
-            request_rule(SamplingConfig(temperature=1.0), seed)(block, logits, [65], 4)
+            request_rule(SamplingConfig(temperature=1.0), seed)(block, Scored(logits), [65], 4)
         )
         assert not verdict.healthy
         assert set(verdict.tokens[: verdict.n_accepted + 1]) == {77}

@@ -20,7 +20,7 @@ from dflash_mlx.config import SamplingConfig
 from dflash_mlx.decode import Cut, Pair
 from dflash_mlx.models.decoder import DecoderTarget
 from dflash_mlx.models.protocols import Draft
-from dflash_mlx.sampling import filtered, log_probs, make_chooser
+from dflash_mlx.sampling import choose, filtered, log_probs
 from tests.models.plain_rows import assert_same_rows
 from tests.tiny import (
     PROMPT,
@@ -213,7 +213,7 @@ def test_a_later_turn_reads_only_what_is_new(known: Known) -> None:
 def test_sampled_text_is_what_plain_sampling_writes(known: Known) -> None:
     """Drafting must not move the distribution: with one seed the text is the same to the token."""
     sampling = SamplingConfig(temperature=0.8, top_p=0.95, seed=3)
-    rule = match_rule(make_chooser(sampling, 3))
+    rule = match_rule(sampling, 3)
     alone = answer(Pair(known.target), 40, rule=rule)
     draft = ScriptedDraft([*PROMPT, *alone], [7, 2, 0, 4, 1])
     drafted = answer(Pair(known.target, draft), 40, rule=rule)
@@ -237,7 +237,7 @@ def test_sampled_tokens_follow_the_target(known: Known) -> None:
     logits = known.target.logits(walked.hidden)[0]
     scores = log_probs(logits)
     probs = np.array(mx.softmax(filtered(scores, sampling), axis=-1), dtype=np.float64)
-    drawn = [make_chooser(sampling, seed)(logits, cache.length + 1) for seed in range(400)]
+    drawn = [choose(logits, sampling, seed, cache.length + 1) for seed in range(400)]
     counts = np.array(mx.stack(drawn))
     for row in range(2):
         assert pearson(counts[:, row], probs[row]) < 40
