@@ -18,8 +18,8 @@ from dflash_mlx.width.policy import TIMED_EVERY
 from dflash_mlx.width.probing import Probing, TextChange
 
 _SPAN = 512
-_DRAFTING_SHARE = (0.014, 0.022)
-_PROBING_SHARE, _CHANGED_SHARE = 0.024, 0.027
+_DRAFTING_SHARE = (0.013, 0.02)
+_PROBING_SHARE, _CHANGED_SHARE = 0.02, 0.022
 """Shares of plain decoding's time that may be lost over any `_SPAN` tokens: by drafting that
 hardly pays and that surely pays, by probes, and by probes of a text that has just changed."""
 
@@ -29,7 +29,10 @@ _SURE_GAIN = 0.4
 _EDGE = 1.02
 """How much better another width must look before it is taken."""
 
-_PROBING_COST = 0.004
+_LEAST_STAKE = 0.2
+"""Plain steps that any probe may cost: the step behind it cannot be launched early."""
+
+_PROBING_COST = 0.008
 """Share of plain decoding's time that probes may take in the long run."""
 
 _UNSURE = (0.55, 0.9)
@@ -267,19 +270,24 @@ class AdaptiveBlock:
         """Put off the next probe; what it finds shall outweigh what was known."""
         self._paid = 0.0
         self._doubt(_PROBE_DOUBT)
-        self._probing.lost(int(self._risk(self._probe_rows()) / _PROBING_COST))
+        self._probing.lost(int(self._stake(self._probe_rows()) / _PROBING_COST))
 
     def _probe_rows(self) -> int:
-        """Return the width that would win most on text that drafts well, 1 if none would win.
+        """Return the width that would win most for what it risks, on text that drafts well.
 
-        A cost that no round has shown yet is not believed: it gets its probe.
+        It is 1 if none would win. A cost that no round has shown yet is not believed: it gets its
+        probe.
         """
+        costs = self._costs.relative(self._context)
+        widths = range(2, self._trusted_rows() + 1)
         for hope in _HOPES:
-            width, gain = self._widest_gain([hope] * (self._max_rows - 1))
-            width = min(width, self._trusted_rows())
-            if gain > _EDGE or self._costs.n_seen(width, self._context) < _BELIEVED:
-                return width
-        return 1
+            tokens = expected_tokens([hope] * (self._max_rows - 1))
+            gains = {width: tokens[width - 1] / costs[width - 1] for width in widths}
+            winning = [width for width in widths if gains[width] > _EDGE]
+            if winning:
+                return max(winning, key=lambda width: (gains[width] - 1) / self._stake(width))
+        width = max(widths, key=gains.__getitem__)
+        return width if self._costs.n_seen(width, self._context) < _BELIEVED else 1
 
     def _trusted_rows(self) -> int:
         """Return the most rows to try: a cost is trusted up to twice the widest round seen."""
@@ -289,16 +297,24 @@ class AdaptiveBlock:
         """Return the plain steps that a round loses if nothing is accepted."""
         return self._costs.relative(self._context)[n_rows - 1] - 1
 
+    def _stake(self, n_rows: int) -> float:
+        """Return the plain steps that a probe of a parked answer puts at stake."""
+        return max(self._risk(n_rows), _LEAST_STAKE)
+
     def _best(self, acceptance: Acceptance) -> tuple[int, float]:
         """Return the best width for drafting, and its speed in plain speeds."""
         return self._widest_gain(acceptance.hazards(), self._rows)
 
     def _widest_gain(self, hazards: list[float], kept: int = 1) -> tuple[int, float]:
-        """Return the best width and its speed; `kept` is left for a clearly better one only."""
+        """Return the best width and its speed; `kept` is left for a clearly better one only.
+
+        A width gets the benefit of the doubt about its cost, its speed is told without.
+        """
         tokens = expected_tokens(hazards)
         costs = self._costs.relative(self._context)
-        gains = [tokens[at] / costs[at] for at in range(1, len(costs))]
-        best = max(range(len(gains)), key=gains.__getitem__)
-        if 1 < kept < len(gains) + 2 and gains[best] < gains[kept - 2] * _EDGE:
+        hoped = self._costs.hopeful(self._context)
+        chances = [tokens[at] / hoped[at] for at in range(1, len(hoped))]
+        best = max(range(len(chances)), key=chances.__getitem__)
+        if 1 < kept < len(chances) + 2 and chances[best] < chances[kept - 2] * _EDGE:
             best = kept - 2
-        return best + 2, gains[best]
+        return best + 2, tokens[best + 1] / costs[best + 1]

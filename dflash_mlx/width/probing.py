@@ -7,7 +7,7 @@ answer follows its thoughts.
 
 import math
 
-_FIRST = 16
+_FIRST = 8
 """Plain tokens before the first probe, and the shortest distance between two."""
 
 _FAST, _SLOW = 1 / 12, 1 / 96
