@@ -58,6 +58,20 @@ def test_a_trace_is_accepted_as_its_phase_says():
     assert outcome.tokens_per_round == pytest.approx(expected, rel=0.08)
 
 
+def test_a_recorded_text_is_met_as_it_was_recorded():
+    """A scenario of real answers that is not them proves nothing about them."""
+    (scenario,) = find_scenarios(["linux-cpu-recorded"])
+    first = scenario.recorded[0]
+    trace = make_trace(scenario)
+    assert tuple(trace.right[: len(first.right)]) == first.right
+    assert trace.confidence[0] == first.confidence[0]
+    outcome = simulate(scenario, trace, FixedBlock(8))
+    rounds, at, right = 0, 0, trace.right.tolist()
+    while at < len(right):
+        at, rounds = at + right[at] + 1, rounds + 1
+    assert outcome.tokens_per_round == pytest.approx(len(right) / rounds, rel=0.01)
+
+
 def test_seeds_give_the_same_scenarios_again():
     """A worst case that cannot be run again cannot be mended."""
     assert generate(3, seed=9) == generate(3, seed=9)
@@ -70,6 +84,8 @@ def test_unknown_names_are_refused_with_those_there_are():
         find_scenarios(["nothing"])
     with pytest.raises(BadRequest, match="prose"):
         make_phase("poetry", 3)
+    with pytest.raises(BadRequest, match="translation-1"):
+        make_scenario("one", {"costs": "m4-pro-4bit", "recorded": ["poem-1"]})
 
 
 def test_the_command_prints_one_object_on_request(capsys):

@@ -11,6 +11,7 @@ from importlib import resources
 from typing import Any, TypeVar
 
 from dflash_mlx.errors import BadRequest
+from dflash_mlx.simulate.recording import Recording, recordings
 from dflash_mlx.width.costs import CostCurve
 
 T = TypeVar("T")
@@ -70,16 +71,18 @@ class Phase:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A text on a machine. `believed` scales what the controller is told of drafting costs.
+    """A text on a machine: invented phases, or recorded answers one behind the other.
 
-    `jitter` is the relative noise of measured times (one in fifty rounds is three times as
-    long). From token `throttle_at` on everything takes `throttle` times as long.
+    `believed` scales what the controller is told of drafting costs. `jitter` is the relative
+    noise of measured times (one in fifty rounds is three times as long). From token `throttle_at`
+    on everything takes `throttle` times as long.
     """
 
     name: str
     costs: CostTable
     phases: tuple[Phase, ...]
     seed: int
+    recorded: tuple[Recording, ...] = ()
     max_rows: int = 16
     context: int = 0
     believed: float = 1.0
@@ -120,10 +123,12 @@ def make_scenario(name: str, values: Mapping[str, Any]) -> Scenario:
     """Return the scenario that one table of `scenarios.toml` spells.
 
     Raises:
-        BadRequest: it names a cost table or a kind of text that is not there.
+        BadRequest: it names a cost table, a kind of text or a recording that is not there.
     """
     given = dict(values)
-    phases = tuple(make_phase(kind, n_tokens) for kind, n_tokens in given.pop("text"))
+    phases = tuple(make_phase(kind, n_tokens) for kind, n_tokens in given.pop("text", ()))
+    names = given.pop("recorded", ())
+    given["recorded"] = tuple(_named(recordings(), one, "recording") for one in names)
     costs = _named(cost_tables(), given.pop("costs"), "cost table")
     given.setdefault("seed", 0)
     return Scenario(name=name, costs=costs, phases=phases, **given)

@@ -4,11 +4,13 @@ Letters: n tokens. Every token has one difficulty, so a width chosen elsewhere w
 same text: that is what lets fixed widths be judged with hindsight on the very same trace.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dflash_mlx.simulate.recording import Recording
 from dflash_mlx.simulate.scenario import Phase, Scenario
 
 Floats = NDArray[np.float64]
@@ -33,6 +35,8 @@ class Trace:
 
 def make_trace(scenario: Scenario) -> Trace:
     """Return the trace of a scenario; the same one for the same seed."""
+    if scenario.recorded:
+        return _joined(scenario.recorded, scenario.max_rows - 1)
     rng = np.random.default_rng(scenario.seed)
     reach = scenario.max_rows - 1
     parts = [_phase(phase, reach, rng) for phase in scenario.phases]
@@ -40,6 +44,11 @@ def make_trace(scenario: Scenario) -> Trace:
     confidence = np.concatenate([part[1] for part in parts])
     luck = np.concatenate([part[2] for part in parts])
     return Trace(_runs(luck, chance, reach), confidence)
+
+
+def _joined(recorded: Sequence[Recording], reach: int) -> Trace:
+    right = np.concatenate([np.array(one.right, np.int64) for one in recorded])
+    return Trace(np.minimum(right, reach), np.concatenate([one.confidence for one in recorded]))
 
 
 def _phase(phase: Phase, reach: int, rng: np.random.Generator) -> tuple[Floats, Floats, Floats]:
