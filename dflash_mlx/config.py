@@ -122,8 +122,8 @@ class GenerationConfig:
 
     `sampling` None takes the model's own generation config (greedy where it has none). `block`
     is the number of rows of a round, anchor included; None takes the pair's default. `stop`
-    holds up to four strings. `thinking` None follows the pair's card. `max_tokens` counts the
-    tokens of the answer, end token excluded.
+    holds up to four strings, each a piece of text or a special token. `thinking` None follows the
+    pair's card. `max_tokens` counts the tokens of the answer, end token excluded.
     """
 
     max_tokens: int = 1024

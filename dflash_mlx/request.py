@@ -49,10 +49,10 @@ class Request:
         self._seed = secrets.randbelow(2**32) if seed is None else seed
         self._limit = min(config.max_tokens, self._room())
         self._policy = loaded.policy(config)
-        self._text = AnswerText(loaded.tokenizer.decode, loaded.tokenizer.end_ids, config.stop)
-        self._splitter = ThinkingSplitter(
-            loaded.tokenizer.thinking_marks, loaded.tokenizer.opens_thought(ids)
-        )
+        tokenizer = loaded.tokenizer
+        ends = tokenizer.end_ids | tokenizer.special_ids(config.stop)
+        self._text = AnswerText(tokenizer.decode, ends, config.stop)
+        self._splitter = ThinkingSplitter(tokenizer.thinking_marks, tokenizer.opens_thought(ids))
         self._meter = Meter()
         self._written: list[str] = []
 

@@ -1,6 +1,6 @@
 """Text to token ids and back, for one target. Knows templates and end tokens, no models."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,10 @@ class Tokenizer:
         """Tokens that stand for something else than text, by id."""
         added = self._wrapper.added_tokens_decoder
         return {index: str(token) for index, token in added.items() if token.special}
+
+    def special_ids(self, texts: Collection[str]) -> frozenset[int]:
+        """Return the ids of those `texts` that are special tokens, which no answer has as text."""
+        return frozenset(index for index, text in self.special_tokens.items() if text in texts)
 
     @property
     def pad_id(self) -> int | None:

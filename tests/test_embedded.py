@@ -70,6 +70,13 @@ def test_the_draft_is_worth_something(engine):
     assert stats.reason is None
 
 
+def test_special_tokens_are_known_by_their_names(engine):
+    """A stop that is one has no text to be found in."""
+    tokenizer = engine.loaded.tokenizer
+    assert tokenizer.special_ids(("<|im_end|>", "the")) <= tokenizer.end_ids
+    assert tokenizer.special_ids(("<|im_start|>", "the"))
+
+
 def test_sampled_text_with_a_seed_is_the_same_with_and_without_drafting(engine):
     """Sampling through DFlash must not be another sampler."""
     texts = {

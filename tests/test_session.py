@@ -12,6 +12,7 @@ from dflash_mlx.engine import Engine
 from dflash_mlx.errors import BadRequest, DFlashError
 from dflash_mlx.worker import Worker
 from tests.tiny import loaded_pair, plain, random_draft, tiny_target
+from tests.tiny_configs import MARK
 
 
 @pytest.fixture(scope="module")
@@ -318,6 +319,22 @@ def test_stop_strings_count_and_cut_alike_at_every_block(engine):
     assert {(r.text, r.tokens, r.finish_reason) for r in results} == {
         (text[: text.index(stop)], results[0].tokens, "stop")
     }
+
+
+@pytest.mark.parametrize("block", [1, 8])
+def test_a_stop_that_is_a_special_token_ends_the_answer(engine, block):
+    """Agents name <|im_end|>, which has no text: it never matched and the answer ran on."""
+    n_before = len(render(engine, "Hello")) + 5
+
+    def mark_the_sixth(tokens, logits):
+        marked = mx.arange(logits.shape[-1]) == MARK
+        return mx.where(marked & (tokens.size == n_before), 1e4, logits)
+
+    asked = {"max_tokens": 24, "block": block, "logits_processors": (mark_the_sixth,)}
+    ran_on = engine.generate("Hello", GenerationConfig(**asked))
+    stopped = engine.generate("Hello", GenerationConfig(**asked, stop=("<mark>",)))
+    assert ran_on.tokens[5] == MARK
+    assert (stopped.tokens, stopped.finish_reason) == (ran_on.tokens[:5], "stop")
 
 
 def test_a_full_context_is_announced_and_ends_with_length(engine):

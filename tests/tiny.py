@@ -9,7 +9,7 @@ almost never right and proves little about rollback.
 import importlib
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from dflash_mlx.models.protocols import Block
 from dflash_mlx.prefill import prefill
 from dflash_mlx.rounds import Round
 from dflash_mlx.width.policy import BlockPolicy, FixedBlock
-from tests.tiny_configs import CONFIGS, END, MASK
+from tests.tiny_configs import CONFIGS, END, MARK, MASK
 
 PROMPT = tuple(b"Why is the sky blue at noon and red at dusk?")
 
@@ -260,7 +260,7 @@ def answer(
 
 
 class ByteTokenizer:
-    """Bytes as tokens, with an end token and a template of one tag per message."""
+    """Bytes as tokens, an end token, a special `<mark>`, and a template of one tag per message."""
 
     end_ids = frozenset({END})
     has_template = True
@@ -269,6 +269,9 @@ class ByteTokenizer:
 
     def opens_thought(self, ids: Sequence[int]) -> bool:
         return False
+
+    def special_ids(self, texts: Collection[str]) -> frozenset[int]:
+        return frozenset({MARK} if "<mark>" in texts else ())
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())

@@ -1,12 +1,12 @@
 """One small configuration per family of targets, spelled as published `config.json` files are.
 
-Vocabulary: 256 bytes, an end token, a mask token, and padding. Windows are 16 rows, so that an
-answer wraps them many times; experts are 4, of which 2 are taken.
+Vocabulary: 256 bytes, an end, a mask and a special token, and padding. Windows are 16 rows, so
+that an answer wraps them many times; experts are 4, of which 2 are taken.
 """
 
 from typing import Any
 
-END, MASK = 256, 257
+END, MASK, MARK = 256, 257, 258
 
 _DENSE: dict[str, Any] = {
     "hidden_size": 32,
