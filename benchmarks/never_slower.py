@@ -58,6 +58,7 @@ def measure(loaded, options, folder):
         arms[f"block {block}"] = fixed(loaded, block, ends)
     peers = start_peers(loaded, options, folder)
     for name, peer in peers.items():
+        arms[f"{name} default"] = asked(peer, 0)
         for block in options.blocks:
             arms[f"{name} {block}"] = asked(peer, block)
     runs = []
@@ -110,7 +111,6 @@ def policy_run(loaded, policy, ids, n_tokens, ends):
     from dflash_mlx.config import SamplingConfig
     from dflash_mlx.decode import Cut, Plan, decode
     from dflash_mlx.prefill import prefill
-    from dflash_mlx.sampling import make_chooser
 
     def ending(tokens):
         for count, token in enumerate(tokens, 1):
@@ -120,7 +120,7 @@ def policy_run(loaded, policy, ids, n_tokens, ends):
 
     pair, cache = loaded.pair, loaded.pair.make_cache()
     state = prefill(pair, cache, ids, 2048, lambda done, total: True)
-    rule = match_rule(make_chooser(SamplingConfig(), 0))
+    rule = match_rule(SamplingConfig(), 0)
     tokens, rounds = [], 0
     began = time.perf_counter()
     for done, _ in decode(pair, cache, state, Plan(policy, rule, ending, n_tokens)):

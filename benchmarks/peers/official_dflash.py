@@ -4,7 +4,7 @@ Needs an environment of its own:
     python -m venv peer && peer/bin/pip install 'mlx[cpu]==0.32.4' mlx-lm==0.32.2
     peer/bin/pip install --no-deps dflash==0.1.0
 The target comes as float32 arrays of a safetensors folder, the draft as a hub-cache entry, both
-written by the benchmark, so that both sides hold the same numbers.
+written by the benchmark, so that both sides hold the same numbers. Block 0 is its own choice.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ def main() -> None:
             draft,
             tokenizer,
             mx.array(request["prompt"]),
-            block_size=request["block"],
+            block_size=request["block"] or None,
             max_tokens=request["max_tokens"],
         )
         for step in steps:

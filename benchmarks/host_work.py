@@ -1,0 +1,106 @@
+"""What the host does in a round, piece by piece, and how much of a round it is.
+
+    python benchmarks/host_work.py --block 3 --tokens 128
+
+The embedded pair in float32 on OpenBLAS, greedy, at a fixed block. Every piece is timed on the
+thread that decodes; what is left of a round is spent waiting for the two forward passes. On a CPU
+the passes run on another thread meanwhile, so a piece delays a round by at most its time.
+"""
+
+import argparse
+import sys
+import time
+from collections import defaultdict
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from prompts import PROMPTS
+
+import dflash_mlx
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--block", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=128)
+    options = parser.parse_args()
+    dflash_mlx.use_openblas()
+    with dflash_mlx.load("smollm2-135m") as engine:
+        engine.worker.run(lambda: measure(engine.loaded, options))
+
+
+class Timed:
+    """An object whose named calls are timed under other names; all else is its own."""
+
+    def __init__(self, wrapped, clock, names):
+        self._wrapped, self._clock, self._names = wrapped, clock, names
+
+    def __getattr__(self, name):
+        found = getattr(self._wrapped, name)
+        return (
+            partial(self._clock.timed, self._names[name], found) if name in self._names else found
+        )
+
+
+class Clock:
+    """Seconds by piece of work in the round under way."""
+
+    def __init__(self):
+        self.spent = defaultdict(float)
+
+    def timed(self, piece, call, *args):
+        """Return what `call` returns, its seconds counted under `piece`."""
+        began = time.perf_counter()
+        try:
+            return call(*args)
+        finally:
+            self.spent[piece] += time.perf_counter() - began
+
+
+def measure(loaded, options):
+    from dflash_mlx.accept import match_rule
+    from dflash_mlx.config import SamplingConfig
+    from dflash_mlx.decode import Pair, Plan, decode
+    from dflash_mlx.prefill import prefill
+    from dflash_mlx.text import AnswerText
+    from dflash_mlx.width.policy import FixedBlock
+
+    clock = Clock()
+    pair = Pair(
+        Timed(loaded.pair.target, clock, {"walk": "build verify", "logits": "build verify"}),
+        Timed(loaded.pair.draft, clock, {"propose": "build draft", "extend": "build context"}),
+    )
+    policy = Timed(FixedBlock(options.block), clock, {"rows": "policy", "observe": "policy"})
+    rule = partial(clock.timed, "build accept", match_rule(SamplingConfig(), 0))
+    text = AnswerText(loaded.tokenizer.decode, (), ())
+    ending = partial(clock.timed, "text", text.cut)
+    rounds = defaultdict(list)
+    for texts in PROMPTS.values():
+        ids = loaded.tokenizer.render([{"role": "user", "content": texts[0]}], None)
+        cache = pair.make_cache()
+        state = prefill(pair, cache, ids, 2048, lambda done, total: True)
+        for done, _ in decode(pair, cache, state, Plan(policy, rule, ending, options.tokens)):
+            if done.drafted:
+                rounds["round"].append(done.seconds)
+                for piece, seconds in clock.spent.items():
+                    rounds[piece].append(seconds)
+            clock.spent.clear()
+    report(rounds, options)
+
+
+def report(rounds, options):
+    """Print the median milliseconds of every piece, and its share of the median round."""
+    whole = median(rounds.pop("round"))
+    print(f"block {options.block}: {1000 * whole:.1f} ms a round (median)")
+    total = 0.0
+    for piece, seconds in sorted(rounds.items(), key=lambda item: -median(item[1])):
+        total += median(seconds)
+        print(f"{piece:18} {1000 * median(seconds):7.3f} ms {median(seconds) / whole:6.2%}")
+    print(f"{'all host work':18} {1000 * total:7.3f} ms {total / whole:6.2%}")
+
+
+if __name__ == "__main__":
+    main()
