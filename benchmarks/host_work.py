@@ -3,8 +3,9 @@
     python benchmarks/host_work.py --block 3 --tokens 128
 
 The embedded pair in float32 on OpenBLAS, greedy, at a fixed block. Every piece is timed on the
-thread that decodes; what is left of a round is spent waiting for the two forward passes. On a CPU
-the passes run on another thread meanwhile, so a piece delays a round by at most its time.
+thread that decodes; what is left of a round is spent waiting for the two forward passes. The graph
+of the verification is built while the draft runs, so it delays a round only by what it takes
+longer than that.
 """
 
 import argparse
@@ -20,6 +21,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from prompts import PROMPTS
 
 import dflash_mlx
+
+BESIDE = "build verify"
+"""The piece that is done while the draft runs."""
 
 
 def main() -> None:
@@ -70,7 +74,7 @@ def measure(loaded, options):
 
     clock = Clock()
     pair = Pair(
-        Timed(loaded.pair.target, clock, {"walk": "build verify", "logits": "build verify"}),
+        Timed(loaded.pair.target, clock, {"walk": BESIDE, "logits": BESIDE}),
         Timed(loaded.pair.draft, clock, {"propose": "build draft", "extend": "build context"}),
     )
     policy = Timed(FixedBlock(options.block), clock, {"rows": "policy", "observe": "policy"})
@@ -95,11 +99,14 @@ def report(rounds, options):
     """Print the median milliseconds of every piece, and its share of the median round."""
     whole = median(rounds.pop("round"))
     print(f"block {options.block}: {1000 * whole:.1f} ms a round (median)")
+    beside = median(rounds[BESIDE])
     total = 0.0
     for piece, seconds in sorted(rounds.items(), key=lambda item: -median(item[1])):
         total += median(seconds)
         print(f"{piece:18} {1000 * median(seconds):7.3f} ms {median(seconds) / whole:6.2%}")
-    print(f"{'all host work':18} {1000 * total:7.3f} ms {total / whole:6.2%}")
+    print(f"{'all':18} {1000 * total:7.3f} ms {total / whole:6.2%}")
+    alone = total - beside
+    print(f"{'not beside the draft':18} {1000 * alone:5.3f} ms {alone / whole:6.2%}")
 
 
 if __name__ == "__main__":

@@ -5,12 +5,16 @@ import json
 import pytest
 
 from dflash_mlx.errors import BadRequest
+from dflash_mlx.rounds import Round
 from dflash_mlx.simulate.generate import generate
 from dflash_mlx.simulate.report import OF_BEST, WORST_OF_PLAIN, summarise
+from dflash_mlx.simulate.requests import Requests
 from dflash_mlx.simulate.run import run_auto, simulate
 from dflash_mlx.simulate.scenario import find_scenarios, make_phase, make_scenario, scenarios
 from dflash_mlx.simulate.trace import make_trace
+from dflash_mlx.width.costs import CostCurve
 from dflash_mlx.width.policy import FixedBlock
+from dflash_mlx.width.tuning import Tuning
 
 
 @pytest.mark.parametrize("scenario", scenarios(), ids=lambda scenario: scenario.name)
@@ -70,6 +74,18 @@ def test_a_recorded_text_is_met_as_it_was_recorded():
     while at < len(right):
         at, rounds = at + right[at] + 1, rounds + 1
     assert outcome.tokens_per_round == pytest.approx(len(right) / rounds, rel=0.01)
+
+
+def test_every_recorded_answer_is_a_request_of_its_own():
+    """One long request hides what a new one makes of what the last has learned."""
+    tuning = Tuning(CostCurve((1, 8), (0,), ((0.01, 0.08),)), 8)
+    requests = Requests(tuning, [40, 40])
+    for _ in range(39):
+        width = requests.rows(0)
+        requests.observe(Round((0,), width - 1, 0, True, 0.01 * width, None, 0, (0.7,)))
+    assert requests.parked
+    requests.observe(Round((0,), 0, 0, True, 0.01, None, 0, (0.7,)))
+    assert requests.parked is None
 
 
 def test_seeds_give_the_same_scenarios_again():

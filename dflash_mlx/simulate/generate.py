@@ -22,8 +22,8 @@ from dflash_mlx.simulate.scenario import (
 
 T = TypeVar("T")
 
-_SHORTEST = 1500
-"""Tokens below which the first tries of a pair nobody has run before weigh too much to judge."""
+_SHORTEST = 512
+"""Tokens of a text, at least: one of the stretches that are judged."""
 
 
 def generate(count: int, seed: int) -> list[Scenario]:

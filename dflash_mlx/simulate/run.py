@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from dflash_mlx.rounds import Round
+from dflash_mlx.simulate.requests import Requests
 from dflash_mlx.simulate.scenario import Scenario
 from dflash_mlx.simulate.trace import Floats, Ints, Trace, make_trace
-from dflash_mlx.width.adaptive import AdaptiveBlock
-from dflash_mlx.width.costs import CostCurve, LiveCosts
+from dflash_mlx.width.costs import CostCurve
 from dflash_mlx.width.policy import BlockPolicy
+from dflash_mlx.width.tuning import Tuning
 
 SPAN = 512
 """Tokens of the stretches that must not be slower than plain decoding."""
@@ -55,9 +56,13 @@ class Outcome:
 
 
 def run_auto(scenario: Scenario) -> Outcome:
-    """Return how the controller decodes a scenario, knowing only what it was told of costs."""
-    costs = LiveCosts(believed_curve(scenario), scenario.max_rows)
-    return simulate(scenario, make_trace(scenario), AdaptiveBlock(costs))
+    """Return how the controller decodes a scenario, knowing only what it was told of costs.
+
+    Every recorded answer is a request of its own.
+    """
+    tuning = Tuning(believed_curve(scenario), scenario.max_rows)
+    lengths = [len(one.right) for one in scenario.recorded]
+    return simulate(scenario, make_trace(scenario), Requests(tuning, lengths))
 
 
 def believed_curve(scenario: Scenario) -> CostCurve:
