@@ -37,7 +37,7 @@ class Executor:
     order: "ascending", "descending" or "random" (with `seed`) order of lanes, simdgroups and
     threadgroups. A right kernel gives the same answer in every order.
     blank: count only. Inputs over 1 MB are neither evaluated nor copied, they read as zeros.
-    limit_s: a launch is stopped and reported after so many seconds.
+    limit_s: a launch is stopped and reported after so many seconds of processor time.
     """
 
     def __init__(

@@ -2,6 +2,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/time.h>
 #include <ucontext.h>
 #include <unistd.h>
 
@@ -98,6 +99,7 @@ void on_alarm(int number) {
   stop_launch();
 }
 
+// Time of the processor, not of the clock: a busy machine or a stopped process is no endless loop.
 struct TimeLimit {
   struct sigaction before;
   explicit TimeLimit(uint32_t seconds) {
@@ -105,12 +107,17 @@ struct TimeLimit {
     action.sa_handler = on_alarm;
     action.sa_flags = SA_ONSTACK | SA_NODEFER;
     launching = pthread_self();
-    sigaction(SIGALRM, &action, &before);
-    alarm(seconds);
+    sigaction(SIGPROF, &action, &before);
+    arm(seconds);
   }
   ~TimeLimit() {
-    alarm(0);
-    sigaction(SIGALRM, &before, nullptr);
+    arm(0);
+    sigaction(SIGPROF, &before, nullptr);
+  }
+  static void arm(uint32_t seconds) {
+    itimerval limit{};
+    limit.it_value.tv_sec = seconds;
+    setitimer(ITIMER_PROF, &limit, nullptr);
   }
 };
 
