@@ -38,6 +38,15 @@ class Session:
     def type(self, text):
         os.write(self.ours, text.encode())
 
+    def interrupt_line(self):
+        """Type Ctrl-C while a line is edited, and a backspace a little later.
+
+        A signal between two reads of CPython's line editor is noticed with the next key.
+        """
+        self.type("\x03")
+        time.sleep(0.5)
+        self.type("\x7f")
+
     def wait_for(self, text):
         """Read until `text` was shown behind what was last waited for; return what was shown."""
         end = time.monotonic() + _PATIENCE_S
@@ -111,10 +120,10 @@ def test_a_conversation(start, tmp_path):
     chat.wait_for("> ")
     chat.type("\x1b[A\x1b[A")  # two lines up is what was asked first
     chat.wait_for("Hello")
-    chat.type("\x03")
+    chat.interrupt_line()
     chat.wait_for("Ctrl-C again, or Ctrl-D, leaves")
     chat.wait_for("> ")
-    chat.type("\x03")
+    chat.interrupt_line()
     code, rest = chat.end()
     assert code == 130
     assert "Traceback" not in rest
