@@ -196,7 +196,7 @@ def _parts(report: Report) -> str:
         share = report.read_bytes_per_s / report.memory_bytes_per_s
         words.append(
             f"A plain step reads the weights at {report.read_bytes_per_s / 1e9:.1f} GB/s, "
-            f"{share:.0%} of the {report.memory_bytes_per_s / 1e9:.1f} GB/s of a copy."
+            f"{share:.0%} of the {report.memory_bytes_per_s / 1e9:.1f} GB/s of a sum."
         )
     return (_table(heads, rows) if rows else "") + f"<p>{escape(' '.join(words))}</p>"
 

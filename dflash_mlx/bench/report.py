@@ -79,7 +79,7 @@ def _bytes(report: Report) -> Iterator[str]:
     yield (
         f"a plain step reads the weights at {report.read_bytes_per_s / 1e9:.1f} GB/s, "
         f"{report.read_bytes_per_s / report.memory_bytes_per_s:.0%} of the "
-        f"{report.memory_bytes_per_s / 1e9:.1f} GB/s of a copy"
+        f"{report.memory_bytes_per_s / 1e9:.1f} GB/s of a sum"
     )
 
 
