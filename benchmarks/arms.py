@@ -20,7 +20,7 @@ from dflash_mlx.config import SamplingConfig
 from dflash_mlx.decode import Cut, Pair, Plan, decode
 from dflash_mlx.prefill import prefill
 from dflash_mlx.stats import Meter
-from dflash_mlx.width.policy import FixedBlock
+from dflash_mlx.width.policy import BlockPolicy
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ def plain_run(pair: Pair, prompt: Sequence[int], n_tokens: int, ends: frozenset[
 
 
 def dflash_run(
-    pair: Pair, prompt: Sequence[int], n_tokens: int, block: int, ends: frozenset[int]
+    pair: Pair, prompt: Sequence[int], n_tokens: int, policy: BlockPolicy, ends: frozenset[int]
 ) -> Run:
-    """Decode with our loop at a fixed block."""
+    """Decode with our loop, the rows of each round as `policy` wants them."""
 
     def ending(tokens: Sequence[int]) -> Cut:
         for count, token in enumerate(tokens, 1):
@@ -83,7 +83,7 @@ def dflash_run(
     rule = match_rule(SamplingConfig(), 0)
     meter, tokens = Meter(), []
     began = time.perf_counter()
-    for done, _ in decode(pair, cache, state, Plan(FixedBlock(block), rule, ending, n_tokens)):
+    for done, _ in decode(pair, cache, state, Plan(policy, rule, ending, n_tokens)):
         meter.add(done)
         tokens += done.tokens
     return Run(tuple(tokens), time.perf_counter() - began, meter.rounds)

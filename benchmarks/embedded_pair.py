@@ -56,12 +56,14 @@ def parity(loaded, options):
     """Compare greedy text with mlx-lm's; print tokens per round by kind."""
     from arms import dflash_run, plain_run
 
+    from dflash_mlx.width.policy import FixedBlock
+
     ends, equal, total = loaded.tokenizer.end_ids, 0, 0
     rounds, committed = defaultdict(int), defaultdict(int)
     for block in options.blocks or [4, 8]:
         for kind, ids in prompts(loaded, options):
             reference = plain_run(loaded.pair, ids, options.tokens, ends)
-            run = dflash_run(loaded.pair, ids, options.tokens, block, ends)
+            run = dflash_run(loaded.pair, ids, options.tokens, FixedBlock(block), ends)
             total += 1
             equal += run.tokens == reference.tokens
             rounds[block, kind] += run.rounds
@@ -82,6 +84,8 @@ def speed(loaded, options):
     """Interleave the arms prompt by prompt; print speeds, bounds and overheads."""
     from arms import Peer, dflash_run, plain_run
 
+    from dflash_mlx.width.policy import FixedBlock
+
     blocks = options.blocks or [2, 3, 4, 5, 6, 7, 8]
     ends, work = frozenset(), list(prompts(loaded, options))
     with tempfile.TemporaryDirectory() as folder:
@@ -92,12 +96,13 @@ def speed(loaded, options):
             cache = {"HF_HUB_CACHE": f"{folder}/hub", "HF_HUB_OFFLINE": "1"}
             peer = Peer(options.peer, script, [*places, loaded.blas], cache)
         runs = defaultdict(list)
-        dflash_run(loaded.pair, work[0][1], 16, 8, ends)  # warm-up
+        dflash_run(loaded.pair, work[0][1], 16, FixedBlock(8), ends)  # warm-up
         plain_run(loaded.pair, work[0][1], 16, ends)
         for kind, ids in work:
             runs["plain"].append(plain_run(loaded.pair, ids, options.tokens, ends))
             for block in blocks:
-                runs[block].append(dflash_run(loaded.pair, ids, options.tokens, block, ends))
+                policy = FixedBlock(block)
+                runs[block].append(dflash_run(loaded.pair, ids, options.tokens, policy, ends))
                 runs["v", block] += [verify_seconds(loaded, ids, block)]
                 runs["d", block] += [draft_seconds(loaded, ids, block)]
                 runs["step", block] += [verify_seconds(loaded, ids, 1)]

@@ -14,7 +14,6 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -53,7 +52,7 @@ def measure(loaded, options, folder):
 
     ends = loaded.tokenizer.end_ids if options.what == "peers" else frozenset()
     arms = {"plain": lambda ids, n: plain_run(loaded.pair, ids, n, ends)}
-    arms["auto"] = lambda ids, n: policy_run(loaded, loaded.tuning.policy(), ids, n, ends)
+    arms["auto"] = lambda ids, n: auto_run(loaded, ids, n, ends)
     for block in options.blocks:
         arms[f"block {block}"] = fixed(loaded, block, ends)
     peers = start_peers(loaded, options, folder)
@@ -96,39 +95,23 @@ def measure(loaded, options, folder):
 def fixed(loaded, block, ends):
     from arms import dflash_run
 
-    return lambda ids, n: dflash_run(loaded.pair, ids, n, block, ends)
+    from dflash_mlx.width.policy import FixedBlock
+
+    return lambda ids, n: dflash_run(loaded.pair, ids, n, FixedBlock(block), ends)
 
 
 def asked(peer, block):
     return lambda ids, n: peer.run(ids, n, block)
 
 
-def policy_run(loaded, policy, ids, n_tokens, ends):
-    """Decode with our loop and a policy, and let the pair learn from it as an engine does."""
-    from arms import Run
+def auto_run(loaded, ids, n_tokens, ends):
+    """Decode as `--block auto` does, and let the pair learn from it as an engine does."""
+    from arms import dflash_run
 
-    from dflash_mlx.accept import match_rule
-    from dflash_mlx.config import SamplingConfig
-    from dflash_mlx.decode import Cut, Plan, decode
-    from dflash_mlx.prefill import prefill
-
-    def ending(tokens):
-        for count, token in enumerate(tokens, 1):
-            if token in ends:
-                return Cut(count, True)
-        return Cut(len(tokens), False)
-
-    pair, cache = loaded.pair, loaded.pair.make_cache()
-    state = prefill(pair, cache, ids, 2048, lambda done, total: True)
-    rule = match_rule(SamplingConfig(), 0)
-    tokens, rounds = [], 0
-    began = time.perf_counter()
-    for done, _ in decode(pair, cache, state, Plan(policy, rule, ending, n_tokens)):
-        tokens += done.tokens
-        rounds += 1
-    seconds = time.perf_counter() - began
+    policy = loaded.tuning.policy()
+    run = dflash_run(loaded.pair, ids, n_tokens, policy, ends)
     loaded.tuning.learn(policy)
-    return Run(tuple(tokens), seconds, rounds)
+    return run
 
 
 def start_peers(loaded, options, folder):

@@ -5,7 +5,6 @@ nothing and keeps nothing.
 """
 
 import importlib
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from dflash_mlx.config import SamplingConfig
 from dflash_mlx.errors import BadCheckpoint, BadRequest, PairMismatch, UnsupportedModel
 from dflash_mlx.gguf.read import read_gguf
 from dflash_mlx.gguf.tokenizer import build_tokenizer
+from dflash_mlx.hub.model_folder import read_json
 from dflash_mlx.models.decoder import DecoderTarget
 from dflash_mlx.models.draft import BoundDraft
 from dflash_mlx.models.draft_config import DraftConfig
@@ -157,23 +157,6 @@ def sampling_defaults(generation: Mapping[str, Any]) -> SamplingConfig:
         return SamplingConfig(**{"temperature": 1.0, **wanted})
     except BadRequest as error:
         raise BadCheckpoint(f"generation_config.json: {error}") from error
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file.
-
-    Raises:
-        BadCheckpoint: the file is missing or no JSON object.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise BadCheckpoint(f"{path} is missing; fetch the model again") from error
-    except ValueError as error:
-        raise BadCheckpoint(f"{path} is no JSON ({error}); fetch the model again") from error
-    if not isinstance(value, dict):
-        raise BadCheckpoint(f"{path} holds no JSON object; fetch the model again")
-    return value
 
 
 def _optional_json(path: Path) -> dict[str, Any]:

@@ -27,19 +27,31 @@ def check_folder(folder: Path, check_config: CheckConfig = lambda config: None) 
         UnsupportedModel: the model is defined by code in its repository.
     """
     file = folder / "config.json"
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    if not file.exists():
         raise BadCheckpoint(
             f"{folder} has no config.json, so it is no model; give the folder that holds "
             "config.json and the safetensors, or a .gguf file"
-        ) from error
-    except ValueError as error:
-        raise BadCheckpoint(f"{file} is no JSON ({error}); fetch the model again") from error
-    if not isinstance(config, dict):
-        raise BadCheckpoint(f"{file} holds no JSON object; fetch the model again")
+        )
+    config = read_json(file)
     _refuse_remote_code(config, file)
     check_config(config)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file.
+
+    Raises:
+        BadCheckpoint: the file is missing or no JSON object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise BadCheckpoint(f"{path} is missing; fetch the model again") from error
+    except ValueError as error:
+        raise BadCheckpoint(f"{path} is no JSON ({error}); fetch the model again") from error
+    if not isinstance(value, dict):
+        raise BadCheckpoint(f"{path} holds no JSON object; fetch the model again")
+    return value
 
 
 def is_complete(folder: Path) -> bool:

@@ -3,11 +3,11 @@
 Made by `benchmarks/record_acceptance.py` with SmolLM2-135M and the embedded draft at block 8.
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
+
+from dflash_mlx.simulate.tables import read_tables
 
 _FULL = 99
 """What a confidence of 1 is written as: two digits a token."""
@@ -28,9 +28,7 @@ class Recording:
 @cache
 def recordings() -> Mapping[str, Recording]:
     """Return the recordings that ship with the package, by name."""
-    file = resources.files("dflash_mlx.simulate") / "data" / "recorded.toml"
-    tables = tomllib.loads(file.read_text(encoding="utf-8"))
-    return {name: _recording(name, **table) for name, table in tables.items()}
+    return {name: _recording(name, **table) for name, table in read_tables("recorded").items()}
 
 
 def _recording(name: str, right: str, confidence: str) -> Recording:

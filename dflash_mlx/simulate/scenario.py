@@ -3,15 +3,14 @@
 Scenario and cost tables are data files beside this one (TOML); nothing here runs anything.
 """
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Any, TypeVar
 
 from dflash_mlx.errors import BadRequest
 from dflash_mlx.simulate.recording import Recording, recordings
+from dflash_mlx.simulate.tables import read_tables
 from dflash_mlx.width.costs import CostCurve
 
 T = TypeVar("T")
@@ -94,19 +93,20 @@ class Scenario:
 @cache
 def cost_tables() -> Mapping[str, CostTable]:
     """Return the cost tables that ship with the package, by name."""
-    return {name: _table(name, values) for name, values in _read("costs").items()}
+    return {name: _table(name, values) for name, values in read_tables("costs").items()}
 
 
 @cache
 def text_kinds() -> Mapping[str, Mapping[str, Any]]:
     """Return the kinds of text that phases are made of, by name."""
-    return _read("kinds")
+    return read_tables("kinds")
 
 
 @cache
 def scenarios() -> tuple[Scenario, ...]:
     """Return the scenarios that ship with the package, by name."""
-    return tuple(make_scenario(name, values) for name, values in sorted(_read("scenarios").items()))
+    tables = sorted(read_tables("scenarios").items())
+    return tuple(make_scenario(name, values) for name, values in tables)
 
 
 def find_scenarios(names: Sequence[str]) -> tuple[Scenario, ...]:
@@ -153,8 +153,3 @@ def _named(known: Mapping[str, T], name: str, what: str) -> T:
 def _table(name: str, values: Mapping[str, Any]) -> CostTable:
     lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
     return CostTable(name=name, **({**values, **lists}))
-
-
-def _read(name: str) -> dict[str, Any]:
-    file = resources.files("dflash_mlx.simulate") / "data" / f"{name}.toml"
-    return tomllib.loads(file.read_text(encoding="utf-8"))

