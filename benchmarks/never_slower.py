@@ -3,10 +3,11 @@
     python benchmarks/never_slower.py auto --tokens 512 --repeats 5
     python benchmarks/never_slower.py peers --official peer-a/bin/python --dspark peer-b/bin/python
 
-The embedded pair in float32 on OpenBLAS, greedy, one process an arm, all arms interleaved prompt
-by prompt, each repeat beginning with another arm. `auto` writes on past end tokens, so that every
-answer has its 512 tokens; `peers` stops at them, as the packages do. Texts are compared: a figure
-whose text is another is marked. Medians and the middle half are printed.
+The embedded pair in float32 on OpenBLAS, greedy. `auto` writes on past end tokens, so that every
+answer has its 512 tokens, and its arms take turns every 16 tokens of their answers, each turn
+begun by another: the machine's drift meets all alike. `peers` stops at end tokens, as the packages
+do, each in a process of its own, and its arms take turns answer by answer. Texts are compared: a
+figure whose text is another is marked. Medians and the middle half are printed.
 """
 
 import argparse
@@ -26,6 +27,9 @@ import dflash_mlx
 
 BLOCKS = (2, 3, 4, 5, 6, 8)
 
+_TURN = 16
+"""Tokens that an arm writes before the next one has its turn."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -40,19 +44,23 @@ def main() -> None:
     options = parser.parse_args()
     dflash_mlx.use_openblas()
     with dflash_mlx.load("smollm2-135m") as engine, tempfile.TemporaryDirectory() as folder:
-        runs = engine.worker.run(lambda: measure(engine.loaded, options, Path(folder)))
-    if options.json:
-        options.json.write_text(json.dumps([vars(run) for run in runs], default=list))
+        runs = []
+        engine.worker.run(lambda: measure(engine.loaded, options, Path(folder), runs))
     report(runs, options)
 
 
-def measure(loaded, options, folder):
-    """Run every arm in turn on every prompt; return the runs, each with its arm and kind."""
-    from arms import plain_run
+def measure(loaded, options, folder, runs):
+    """Run every arm in turn on every prompt; add the runs to `runs`, each with its arm and kind.
+
+    What was measured is written to the `--json` file after every prompt: an hour of figures does
+    not hang on the last minute.
+    """
+    from arms import Answer, plain_rounds
 
     ends = loaded.tokenizer.end_ids if options.what == "peers" else frozenset()
-    arms = {"plain": lambda ids, n: plain_run(loaded.pair, ids, n, ends)}
-    arms["auto"] = lambda ids, n: auto_run(loaded, ids, n, ends)
+    turn = options.tokens if options.what == "peers" else _TURN
+    arms = {"plain": lambda ids, n: Answer(plain_rounds(loaded.pair, ids, n, ends))}
+    arms["auto"] = lambda ids, n: auto(loaded, ids, n, ends)
     for block in options.blocks:
         arms[f"block {block}"] = fixed(loaded, block, ends)
     peers = start_peers(loaded, options, folder)
@@ -60,20 +68,19 @@ def measure(loaded, options, folder):
         arms[f"{name} default"] = asked(peer, 0)
         for block in options.blocks:
             arms[f"{name} {block}"] = asked(peer, block)
-    runs = []
     work = [
         (kind, loaded.tokenizer.render([{"role": "user", "content": text}], None))
         for kind, texts in PROMPTS.items()
         for text in texts[: options.prompts]
     ]
-    for arm in arms.values():  # kernels built, pages touched
-        arm(work[0][1], 16)
-    names = list(arms)
+    for start in arms.values():  # kernels built, pages touched
+        start(work[0][1], 16).write(16)
     for repeat in range(options.repeats):
         for number, (kind, ids) in enumerate(work):
-            shift = (repeat + number) % len(names)
-            for name in names[shift:] + names[:shift]:
-                run = arms[name](ids, options.tokens)
+            answers = {name: start(ids, options.tokens) for name, start in arms.items()}
+            in_turns(answers, options.tokens, turn, repeat + number)
+            for name, answer in answers.items():
+                run = answer.run()
                 runs.append(
                     argparse.Namespace(
                         arm=name,
@@ -87,31 +94,40 @@ def measure(loaded, options, folder):
                     )
                 )
             print(f"repeat {repeat + 1}: {kind} done", file=sys.stderr)
+            if options.json:
+                options.json.write_text(json.dumps([vars(run) for run in runs], default=list))
     for peer in peers.values():
         peer.close()
-    return runs
+
+
+def in_turns(answers, n_tokens, turn, shift):
+    """Write all answers to `n_tokens`, `turn` tokens of one at a time, another first each time."""
+    names = list(answers)
+    for number, until in enumerate(range(turn, n_tokens + turn, turn), shift):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            answers[name].write(min(until, n_tokens))
 
 
 def fixed(loaded, block, ends):
-    from arms import dflash_run
+    from arms import Answer, dflash_rounds
 
     from dflash_mlx.width.policy import FixedBlock
 
-    return lambda ids, n: dflash_run(loaded.pair, ids, n, FixedBlock(block), ends)
+    return lambda ids, n: Answer(dflash_rounds(loaded.pair, ids, n, FixedBlock(block), ends))
 
 
 def asked(peer, block):
-    return lambda ids, n: peer.run(ids, n, block)
+    return lambda ids, n: peer.start(ids, n, block)
 
 
-def auto_run(loaded, ids, n_tokens, ends):
+def auto(loaded, ids, n_tokens, ends):
     """Decode as `--block auto` does, and let the pair learn from it as an engine does."""
-    from arms import dflash_run
+    from arms import Answer, dflash_rounds
 
     policy = loaded.tuning.policy()
-    run = dflash_run(loaded.pair, ids, n_tokens, policy, ends)
-    loaded.tuning.learn(policy)
-    return run
+    rounds = dflash_rounds(loaded.pair, ids, n_tokens, policy, ends)
+    return Answer(rounds, finished=lambda: loaded.tuning.learn(policy))
 
 
 def start_peers(loaded, options, folder):

@@ -64,6 +64,10 @@ _TELLING = 8
 
 _SLOWER = "plain decoding is faster on this text"
 
+_HIDDEN = 0.05
+"""Share of a round that a caller may be away for before one that was launched early tells too
+little: the device went on meanwhile."""
+
 _BELIEVED = 2
 """Rounds of a width after which its cost is a fact."""
 
@@ -187,13 +191,16 @@ class AdaptiveBlock:
 
     def _learn_cost(self, done: Round) -> None:
         """Refine the cost of the round's width; a plain step right behind a draft is unusual."""
+        expected = self._costs.seconds(done.drafted + 1, done.context)
+        telling = not done.launched_early or done.away_s <= _HIDDEN * expected
         if done.drafted:
             self._n_plain = 0
             self._n_drafted += 1
             self._n_unchecked += len(done.tokens)
             if done.draft_s is not None:
                 return  # it waited for the device once more than rounds do
-            self._costs.observe(done.drafted + 1, done.context, done.seconds)
+            if telling:
+                self._costs.observe(done.drafted + 1, done.context, done.seconds)
             self._overlap.observe(
                 done.launched_early,
                 (done.seconds + done.away_s) / self._costs.seconds(done.drafted + 1, done.context),
@@ -202,9 +209,10 @@ class AdaptiveBlock:
         self._n_plain += 1
         self._check = max(0, self._check - 1)
         if self._n_plain != 1 or not self._n_unchecked:
-            believed = self._risk(self._rows) + 1
-            self._costs.observe(1, done.context, done.seconds)
-            self._ledger.correct((self._risk(self._rows) + 1) / believed)
+            if telling:
+                believed = self._risk(self._rows) + 1
+                self._costs.observe(1, done.context, done.seconds)
+                self._ledger.correct((self._risk(self._rows) + 1) / believed)
             self._n_unchecked = 0
 
     def _price(self, done: Round) -> float:

@@ -85,6 +85,20 @@ def test_a_change_of_text_brings_drafting_back_at_once():
     assert at < 2060
 
 
+def test_a_slow_reader_is_not_taken_for_a_fast_device():
+    """A step launched early is done while the caller is away: its seconds say nothing of its cost."""
+    costs = LiveCosts(CHEAP, 8)
+    policy = AdaptiveBlock(costs)
+    run(policy, CHEAP, 50, lambda at: 0)
+    believed = costs.seconds(1, 50)
+    for away_s, moves in ((0.050, False), (0.0, True)):
+        for at in range(50, 70):
+            policy.observe(
+                Round((0,), 0, 0, True, 0.001, context=at, launched_early=True, away_s=away_s)
+            )
+        assert (costs.seconds(1, 50) < 0.9 * believed) is moves
+
+
 def test_parked_steps_are_steady_and_followed_by_plain_ones():
     """A step launched early for a plain round must not meet a drafted one."""
     policy = adaptive(CHEAP)
