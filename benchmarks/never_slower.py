@@ -2,6 +2,7 @@
 
     python benchmarks/never_slower.py auto --tokens 512 --repeats 5
     python benchmarks/never_slower.py peers --official peer-a/bin/python --dspark peer-b/bin/python
+    python benchmarks/never_slower.py report --json FILE    of a run that was broken off
 
 The embedded pair in float32 on OpenBLAS, greedy. `auto` writes on past end tokens, so that every
 answer has its 512 tokens, and its arms take turns every 16 tokens of their answers, each turn
@@ -33,7 +34,7 @@ _TURN = 16
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["auto", "peers"])
+    parser.add_argument("what", choices=["auto", "peers", "report"])
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--prompts", type=int, default=1, help="of each kind")
@@ -42,11 +43,15 @@ def main() -> None:
     parser.add_argument("--dspark", type=Path, help="python with mlx-dspark 0.20.3")
     parser.add_argument("--json", type=Path, help="write every run here as well")
     options = parser.parse_args()
+    if options.what == "report":
+        runs = [argparse.Namespace(**values) for values in json.loads(options.json.read_text())]
+        report(runs)
+        return
     dflash_mlx.use_openblas()
     with dflash_mlx.load("smollm2-135m") as engine, tempfile.TemporaryDirectory() as folder:
         runs = []
         engine.worker.run(lambda: measure(engine.loaded, options, Path(folder), runs))
-    report(runs, options)
+    report(runs)
 
 
 def measure(loaded, options, folder, runs):
@@ -148,7 +153,7 @@ def start_peers(loaded, options, folder):
     }
 
 
-def report(runs, options):
+def report(runs):
     """Print speeds by kind and arm, in plain speeds, and the goals."""
     plain = {(r.prompt, r.repeat): r for r in runs if r.arm == "plain"}
     ratios, equal = defaultdict(list), defaultdict(list)
@@ -161,7 +166,8 @@ def report(runs, options):
     kinds = list(dict.fromkeys(run.kind for run in runs))
     arms = [arm for arm in dict.fromkeys(run.arm for run in runs) if arm != "plain"]
     speed = statistics.median(run.timed / run.seconds for run in plain.values())
-    print(f"plain: {speed:.1f} tokens/s, float32, OpenBLAS, {options.tokens} tokens an answer")
+    longest, repeats = max(len(run.tokens) for run in runs), 1 + max(run.repeat for run in runs)
+    print(f"plain: {speed:.1f} tokens/s, float32, OpenBLAS, {longest} tokens, {repeats} repeats")
     print(f"{'':14}" + "".join(f"{kind:>22}" for kind in kinds))
     for arm in arms:
         cells = []

@@ -64,7 +64,7 @@ class Survey:
     def observe(self, done: Round) -> None:
         """Take a round's time and go on to the next."""
         self._left -= 1
-        if self._left < _ENOUGH:
+        if self._left < _ENOUGH and done.whole:
             self._seen[done.drafted + 1].append(done.seconds)
         hurried = len(self._seen[self._width]) >= 1 and self._clock() >= self._until
         if self._left and not hurried:

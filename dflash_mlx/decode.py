@@ -116,7 +116,7 @@ def decode(pair: Pair, cache: PairCache, state: State, plan: Plan) -> Iterator[t
     ahead: Seen | None = None
     try:
         while plan.wants_more(state):
-            launched_early = bool(ahead or block)
+            launched_early = ahead is not None or (block is not None and block.n_rows > 1)
             if block is None:
                 state, block = draft(pair, cache, state, 1 if ahead else plan.rows(cache, state))
             draft_s = _wait(block, watch) if block.n_rows > 1 and plan.policy.timed() else None
@@ -139,6 +139,7 @@ def decode(pair: Pair, cache: PairCache, state: State, plan: Plan) -> Iterator[t
                 context=context,
                 confidence=tuple(confidence[: cut.n_kept]),
                 launched_early=launched_early,
+                ran_on=ahead is not None,
                 away_s=watch.away_s,
             )
             plan.policy.observe(done)

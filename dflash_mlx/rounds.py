@@ -15,7 +15,8 @@ class Round:
     `seconds` is the whole round without the `away_s` that the caller spent before it on the
     tokens of the last; `draft_s` is the draft's share where it was timed apart. A round was
     `launched_early` when its draft, or its plain step, was launched before the caller had the
-    tokens of the round before.
+    tokens of the round before. It `ran_on` when the plain step behind it was launched before its
+    own token was read.
     """
 
     tokens: tuple[int, ...]
@@ -28,3 +29,13 @@ class Round:
     confidence: tuple[float, ...] = ()
     launched_early: bool = False
     away_s: float = 0.0
+    ran_on: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether `seconds` hold the work of one round, no more and no less.
+
+        The first of a run of plain steps begins the second one's work, and the last finds its own
+        done: MLX lets a launch wait while much is queued, on a CPU until it is nearly computed.
+        """
+        return self.drafted > 0 or self.launched_early == self.ran_on

@@ -34,6 +34,7 @@ class Acceptance:
         self._parent = parent
         self._tries = [0.0] * n_positions
         self._hits = [0.0] * n_positions
+        self._falls = [1.0] * n_positions  # odds of a position, in those of the one before
 
     def observe(self, n_drafted: int, n_accepted: int) -> None:
         """Learn from a round that drafted and accepted so many tokens."""
@@ -59,8 +60,7 @@ class Acceptance:
         lean, leans = self._first, self._parent.hazards() if self._parent else None
         found = []
         for position, tries in enumerate(self._tries):
-            if leans:
-                lean = leans[position]
+            lean = leans[position] if leans else _times(lean, self._falls[position])
             lean = (self._hits[position] + _BORROWED * lean) / (tries + _BORROWED)
             found.append(lean)
         return found
@@ -80,6 +80,19 @@ class Acceptance:
             self._tries[position] = alive
             self._hits[position] = alive * hazard
             alive *= hazard
+        for position in range(1, min(len(hazards), len(self._falls))):
+            fall = _odds(hazards[position]) / _odds(hazards[position - 1])
+            self._falls[position] = min(fall, 1.0)
+
+
+def _odds(chance: float) -> float:
+    chance = min(max(chance, 0.01), 0.99)
+    return chance / (1 - chance)
+
+
+def _times(chance: float, factor: float) -> float:
+    """Return the chance whose odds are `factor` times those of `chance`."""
+    return chance * factor / (1 - chance + chance * factor)
 
 
 def expected_tokens(hazards: Sequence[float]) -> list[float]:

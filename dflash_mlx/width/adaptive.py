@@ -26,7 +26,7 @@ hardly pays and that surely pays, by probes, and by probes of a text that has ju
 _SURE_GAIN = 0.4
 """Speed beyond plain decoding's at which drafting surely pays."""
 
-_EDGE = 1.02
+_EDGE = 1.03
 """How much better another width must look before it is taken."""
 
 _LEAST_STAKE = 0.2
@@ -47,8 +47,8 @@ _MISSING = 3.0
 _DOUBT, _PROBE_DOUBT = 6.0, 3.0
 """Rounds that old evidence counts for after a fall, and when a probe is to decide."""
 
-_HOPES = (0.85, 0.96)
-"""Hazards of texts that a probe may hope for: code, and copied text."""
+_HOPES = (0.7, 0.85, 0.96)
+"""Hazards of texts that a probe may hope for, the modest first: the wider a probe, the dearer."""
 
 _OPTIMISM = 0.5
 """Standard errors that a draft is given the benefit of before it is parked."""
@@ -138,9 +138,7 @@ class AdaptiveBlock:
         if self._broken or self._check or self._costs.n_seen(1, context) < _BELIEVED:
             return 1
         if self.parked:
-            width = self._probe_rows() if self._probing.due else 1
-            share = _CHANGED_SHARE if self._probing.hurried else _PROBING_SHARE
-            return width if self._ledger.allows(self._risk(width), share) else 1
+            return self._probe() if self._probing.due else 1
         width, gain = self._best(self._by_surety[self._surety])
         if gain < 1 / _EDGE:
             return 1
@@ -192,14 +190,14 @@ class AdaptiveBlock:
     def _learn_cost(self, done: Round) -> None:
         """Refine the cost of the round's width; a plain step right behind a draft is unusual."""
         expected = self._costs.seconds(done.drafted + 1, done.context)
-        telling = not done.launched_early or done.away_s <= _HIDDEN * expected
+        shown = not done.launched_early or done.away_s <= _HIDDEN * expected
         if done.drafted:
             self._n_plain = 0
             self._n_drafted += 1
             self._n_unchecked += len(done.tokens)
             if done.draft_s is not None:
                 return  # it waited for the device once more than rounds do
-            if telling:
+            if shown:
                 self._costs.observe(done.drafted + 1, done.context, done.seconds)
             self._overlap.observe(
                 done.launched_early,
@@ -209,7 +207,7 @@ class AdaptiveBlock:
         self._n_plain += 1
         self._check = max(0, self._check - 1)
         if self._n_plain != 1 or not self._n_unchecked:
-            if telling:
+            if shown and done.whole:
                 believed = self._risk(self._rows) + 1
                 self._costs.observe(1, done.context, done.seconds)
                 self._ledger.correct((self._risk(self._rows) + 1) / believed)
@@ -280,6 +278,15 @@ class AdaptiveBlock:
         self._doubt(_PROBE_DOUBT)
         self._probing.lost(int(self._stake(self._probe_rows()) / _PROBING_COST))
 
+    def _probe(self) -> int:
+        """Return the rows of a probe that is due, or 1 and put it off: plain steps shall run on."""
+        width = self._probe_rows()
+        share = _CHANGED_SHARE if self._probing.hurried else _PROBING_SHARE
+        if width > 1 and self._ledger.allows(self._risk(width), share):
+            return width
+        self._probing.postpone()
+        return 1
+
     def _probe_rows(self) -> int:
         """Return the width that would win most for what it risks, on text that drafts well.
 
@@ -314,15 +321,11 @@ class AdaptiveBlock:
         return self._widest_gain(acceptance.hazards(), self._rows)
 
     def _widest_gain(self, hazards: list[float], kept: int = 1) -> tuple[int, float]:
-        """Return the best width and its speed; `kept` is left for a clearly better one only.
-
-        A width gets the benefit of the doubt about its cost, its speed is told without.
-        """
+        """Return the best width and its speed; `kept` is left for a clearly better one only."""
         tokens = expected_tokens(hazards)
         costs = self._costs.relative(self._context)
-        hoped = self._costs.hopeful(self._context)
-        chances = [tokens[at] / hoped[at] for at in range(1, len(hoped))]
-        best = max(range(len(chances)), key=chances.__getitem__)
-        if 1 < kept < len(chances) + 2 and chances[best] < chances[kept - 2] * _EDGE:
+        gains = [tokens[at] / costs[at] for at in range(1, len(costs))]
+        best = max(range(len(gains)), key=gains.__getitem__)
+        if 1 < kept < len(gains) + 2 and gains[best] < gains[kept - 2] * _EDGE:
             best = kept - 2
-        return best + 2, tokens[best + 1] / costs[best + 1]
+        return best + 2, gains[best]

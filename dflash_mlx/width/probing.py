@@ -51,7 +51,6 @@ class Probing:
     """The distance to the next probe, in plain tokens."""
 
     def __init__(self) -> None:
-        self.hurried = True
         self._interval = _FIRST
         self._left = 0
         self.hurried = False
@@ -76,6 +75,10 @@ class Probing:
         self.hurried = False
         self._interval = min(self._interval * 2, max(longest, _FIRST))
         self._left = self._interval
+
+    def postpone(self) -> None:
+        """Ask again after the shortest distance: a probe that was due cannot be made now."""
+        self._left = _FIRST
 
     def won(self) -> None:
         """Begin with the shortest distance again: drafting has paid."""

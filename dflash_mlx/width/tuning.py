@@ -8,7 +8,7 @@ from dflash_mlx.width.adaptive import AdaptiveBlock, Start
 from dflash_mlx.width.costs import CostCurve, LiveCosts
 from dflash_mlx.width.overlap import Overlap
 
-_WORTH = 6.0
+_WORTH = 12.0
 """Rounds that the start from earlier requests counts for: a few rounds outweigh it."""
 
 

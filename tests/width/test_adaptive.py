@@ -49,7 +49,6 @@ def test_text_that_drafts_well_gets_wide_blocks():
 def test_a_draft_that_is_never_right_costs_almost_nothing():
     """Block 16 on an M1 halved the speed of plain decoding and went on."""
     rows = run(adaptive(CHEAP), CHEAP, 4000, lambda at: 0)
-    assert sum(width > 1 for width in rows) < 4000 / 20
     seconds = sum(CHEAP.at(width, 0) for width in rows)
     assert seconds < 1.015 * 4000 * 0.010
 
@@ -86,7 +85,7 @@ def test_a_change_of_text_brings_drafting_back_at_once():
 
 
 def test_a_slow_reader_is_not_taken_for_a_fast_device():
-    """A step launched early is done while the caller is away: its seconds say nothing of its cost."""
+    """A step launched early runs while the caller is away: its seconds do not tell its cost."""
     costs = LiveCosts(CHEAP, 8)
     policy = AdaptiveBlock(costs)
     run(policy, CHEAP, 50, lambda at: 0)
@@ -94,7 +93,7 @@ def test_a_slow_reader_is_not_taken_for_a_fast_device():
     for away_s, moves in ((0.050, False), (0.0, True)):
         for at in range(50, 70):
             policy.observe(
-                Round((0,), 0, 0, True, 0.001, context=at, launched_early=True, away_s=away_s)
+                Round((0,), 0, 0, True, 0.001, None, at, (0.7,), True, away_s, ran_on=True)
             )
         assert (costs.seconds(1, 50) < 0.9 * believed) is moves
 
