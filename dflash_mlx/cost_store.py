@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dflash_mlx.width.adaptive import Start
+from dflash_mlx.width.acceptance import Start
 from dflash_mlx.width.costs import CostCurve
 
 _FORMAT = 1

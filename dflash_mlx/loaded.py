@@ -80,7 +80,7 @@ class LoadedPair:
             return FixedBlock(self.block(config))
         if config.block is None:
             return self.tuning.policy()
-        return FixedBlock(config.block, self.tuning.overlap)
+        return FixedBlock(config.block, self.tuning.overlap(config.block))
 
     def learn(self, policy: BlockPolicy) -> None:
         """Let later requests begin with what a finished one has found out."""

@@ -21,6 +21,9 @@ from dflash_mlx.stats import Meter, Stats, rate
 from dflash_mlx.text import AnswerText
 from dflash_mlx.thinking import ThinkingSplitter
 
+_TIDY_EVERY = 256
+"""Tokens after which MLX lets go of buffers that grown caches have left behind, as mlx-lm does."""
+
 
 class Request:
     """Answers the prompt `ids`, putting chunks into `feed` until done or `cancelled`.
@@ -54,6 +57,7 @@ class Request:
         self._text = AnswerText(tokenizer.decode, ends, config.stop)
         self._splitter = ThinkingSplitter(tokenizer.thinking_marks, tokenizer.opens_thought(ids))
         self._meter = Meter()
+        self._n_tidied = 0
         self._written: list[str] = []
 
     def run(self, cache: PairCache, cached: int, stable: int = 0) -> Result:
@@ -120,11 +124,11 @@ class Request:
             for done, after in decode(pair, cache, state, plan):
                 state = after
                 self.history = state.history
-                self._meter.add(done)
+                if self._meter.add(done) // _TIDY_EVERY > self._n_tidied:
+                    self._n_tidied += 1
+                    mx.clear_cache()
                 self._emit(self._text.take(), done.tokens)
-                if self._policy.parked and self._meter.parked_at is None:
-                    self._meter.parked_at = len(self.history) - n_prompt
-                    self._meter.reason = self._policy.parked
+                self._meter.park(self._policy.parked, len(self.history) - n_prompt)
                 if self._policy.broken and not told:
                     told = True
                     self._feed.put(Chunk(notice=f"drafting stopped: {self._policy.parked}"))
@@ -153,7 +157,7 @@ class Request:
         return "length" if finished else "cancelled"
 
     def _stats(self, n_prefilled: int, prefill_s: float) -> Stats:
-        meter, share = self._meter, self._meter.draft_share
+        meter, draft_s = self._meter, self._meter.draft_s
         return Stats(
             rounds=meter.rounds,
             drafted=meter.drafted,
@@ -166,8 +170,8 @@ class Request:
             decode_s=meter.decode_s,
             prefill_tps=rate(n_prefilled, prefill_s),
             decode_tps=rate(meter.committed, meter.decode_s),
-            draft_s=None if share is None else meter.decode_s * share,
-            verify_s=None if share is None else meter.decode_s * (1 - share),
+            draft_s=draft_s,
+            verify_s=None if draft_s is None else meter.decode_s - draft_s,
             host_reads=meter.rounds,
             block=self._loaded.block(self._config),
             path="dflash" if self._loaded.block(self._config) > 1 else "plain",

@@ -17,8 +17,10 @@ class Stats:
 
     `accepted_lengths[n]` counts the rounds in which n draft tokens were accepted;
     `accepted_by_position[i]` is the share of rounds in which draft token i was accepted, of
-    those that drafted it. `draft_s` and `verify_s` split `decode_s` in the proportion seen in
-    the rounds that timed the draft apart; None where none did.
+    those that drafted it. `draft_s` is the draft's part of `decode_s`, in the proportion seen in
+    the rounds that timed it apart, and `verify_s` the rest, plain steps included; None where no
+    round did. `parked_at` is the token at which drafting stopped for the last time, None if it
+    went on to the end. `peak_memory_bytes` is the most that MLX held since the process began.
     """
 
     rounds: int
@@ -52,6 +54,7 @@ class Meter:
     drafted: int = 0
     accepted: int = 0
     decode_s: float = 0.0
+    drafted_s: float = 0.0
     timed_s: float = 0.0
     timed_draft_s: float = 0.0
     lengths: Counter[int] = field(default_factory=Counter)
@@ -60,8 +63,8 @@ class Meter:
     parked_at: int | None = None
     reason: str | None = None
 
-    def add(self, done: Round) -> None:
-        """Count one round."""
+    def add(self, done: Round) -> int:
+        """Count one round; return the tokens committed so far."""
         self.rounds += 1
         self.committed += len(done.tokens)
         self.decode_s += done.seconds
@@ -71,14 +74,24 @@ class Meter:
             self.timed_s += done.seconds
             self.timed_draft_s += done.draft_s
         if done.drafted:
+            self.drafted_s += done.seconds
             self.lengths[done.accepted] += 1
             self.tried.update(range(done.drafted))
             self.hits.update(range(done.accepted))
+        return self.committed
+
+    def park(self, reason: str | None, n_tokens: int) -> None:
+        """Note whether drafting is stopped behind `n_tokens` tokens, and why."""
+        if reason is None:
+            self.parked_at = None
+        elif self.parked_at is None:
+            self.parked_at = n_tokens
+        self.reason = reason
 
     @property
-    def draft_share(self) -> float | None:
-        """The draft's share of a round's time, as measured; None where it was not."""
-        return self.timed_draft_s / self.timed_s if self.timed_s else None
+    def draft_s(self) -> float | None:
+        """Seconds spent drafting, reckoned from the rounds that timed it; None where none did."""
+        return self.drafted_s * self.timed_draft_s / self.timed_s if self.timed_s else None
 
     def by_position(self) -> tuple[float, ...]:
         """Share of rounds that accepted draft token i, of those that drafted it."""

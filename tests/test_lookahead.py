@@ -74,6 +74,27 @@ def test_plain_steps_are_launched_before_the_last_token_is_read(target):
     assert [done.launched_early for done in policy.seen] == [False, True, True, True, True]
 
 
+def test_only_steps_inside_a_run_tell_what_one_costs(target):
+    """The first begins the second one's work, the last finds its own done: neither is a step."""
+    pair = Pair(target)
+    cache, state = read_prompt(pair)
+    policy = Scheduled(1)
+    list(rounds(pair, cache, state, 5, policy=policy))
+    assert [done.whole for done in policy.seen] == [False, True, True, True, False]
+
+
+def test_a_plain_step_chosen_early_is_not_launched_early(target, tiny_answer):
+    """It would never count as a step of its own, and plain decoding would have no cost."""
+    pair = Pair(target, oracle_draft([*PROMPT, *tiny_answer]))
+    cache, state = read_prompt(pair)
+    policy = Scheduled(1, 4)
+    policy.drafts_ahead = lambda: True
+    list(rounds(pair, cache, state, 20, policy=policy))
+    plain = [done for done in policy.seen if not done.drafted]
+    assert len(plain) > 2 and all(done.whole for done in plain)
+    assert any(done.launched_early for done in policy.seen)
+
+
 def test_an_ending_drops_the_step_that_was_launched_behind_it(target, tiny_answer):
     """A row of a token nobody wanted, left in the cache, would be part of the next turn."""
     pair = Pair(target)

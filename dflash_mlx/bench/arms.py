@@ -5,6 +5,7 @@ through `Engine.stream`, as chat does, text and all. Both clocks start when the 
 and stop with the last token.
 """
 
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,8 +60,13 @@ class PlainArm:
 
     def answer(self, engine: Engine, prompt: Prompt, n_tokens: int) -> Answer:
         """Return mlx-lm's answer, decoded on the thread that owns the models."""
-        ids = prompt_ids(engine, prompt)
-        return engine.worker.run(lambda: _plain(engine, ids, n_tokens))
+        ids, stop = prompt_ids(engine, prompt), threading.Event()
+        try:
+            return engine.worker.submit(
+                lambda: _plain(engine, ids, n_tokens, stop), cancel=stop
+            ).result()
+        finally:
+            stop.set()  # an interrupted caller does not wait for the rest
 
 
 @dataclass(frozen=True)
@@ -115,7 +121,7 @@ def _greedy(n_tokens: int, block: int | None) -> GenerationConfig:
     return GenerationConfig(max_tokens=n_tokens, block=block, sampling=SamplingConfig())
 
 
-def _plain(engine: Engine, ids: Sequence[int], n_tokens: int) -> Answer:
+def _plain(engine: Engine, ids: Sequence[int], n_tokens: int, stop: threading.Event) -> Answer:
     import mlx.core as mx
     from mlx_lm.generate import generate_step
 
@@ -141,7 +147,7 @@ def _plain(engine: Engine, ids: Sequence[int], n_tokens: int) -> Answer:
     ):
         tokens.append(int(token))
         marks.append((len(tokens), time.perf_counter() - start))
-        if token in loaded.tokenizer.end_ids:
+        if token in loaded.tokenizer.end_ids or stop.is_set():
             break
     return Answer(
         tokens=tuple(tokens),

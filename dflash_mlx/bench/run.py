@@ -13,7 +13,7 @@ from dflash_mlx.bench.arms import AUTO, PLAIN, Answer, Arm, DFlashArm, PlainArm,
 from dflash_mlx.bench.parity import Parity, compare
 from dflash_mlx.bench.suites import Prompt, long_document
 from dflash_mlx.engine import Engine
-from dflash_mlx.errors import BadRequest
+from dflash_mlx.errors import BadRequest, DFlashError
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,8 @@ class Measured:
 
 Progress = Callable[[str], None]
 
+_WORSE = {"equal": 0, "near-tie": 1, "different": 2}
+
 
 def run(
     engine: Engine, prompts: Sequence[Prompt], config: BenchConfig, progress: Progress
@@ -70,13 +72,21 @@ def run(
     """Return what was measured; on an interrupt, what was measured until then.
 
     Raises:
-        BadRequest: there are no prompts, no draft, or a block that the draft does not have.
+        BadRequest: there are no prompts, or one that is longer than the context; no draft, or a
+            block that the draft does not have.
     """
     work = [*prompts, *(_filled(engine, context) for context in config.contexts)]
     if not work:
         raise BadRequest("there are no prompts to measure with; name a kind or a file")
     if engine.loaded.pair.draft is None:
         raise BadRequest("this pair has no draft, so there is nothing to compare; see --draft")
+    for prompt in work:
+        n_rows, room = len(prompt_ids(engine, prompt)), engine.loaded.max_rows
+        if n_rows > room:
+            raise BadRequest(
+                f"a prompt of kind {prompt.kind} has {n_rows} tokens and the context holds {room}; "
+                "leave it out"
+            )
     arms = arms_of(engine, config)
     measured = Measured(work)
     try:
@@ -88,10 +98,15 @@ def run(
             time.sleep(config.cool_down_s)
             answer = arm.answer(engine, work[index], config.n_tokens)
             kind = work[index].kind
+            _compare(engine, measured, index, arm, answer)
             measured.samples.append(Sample(arm.name, index, kind, repeat, answer))
         measured.complete = True
     except KeyboardInterrupt:
         progress("interrupted; keeping what was measured")
+    except (DFlashError, RuntimeError) as error:  # MLX's own errors are RuntimeErrors
+        if not any(sample.repeat >= 0 for sample in measured.samples):
+            raise
+        progress(f"broken off ({error}); keeping what was measured")
     return measured
 
 
@@ -115,13 +130,21 @@ def _check(engine: Engine, measured: Measured, index: int, arm: Arm, n_tokens: i
     answer = arm.answer(engine, prompt, n_tokens)
     if arm.name == PLAIN:
         measured.texts[index] = engine.loaded.tokenizer.decode(answer.tokens)
-        measured.parity[PLAIN, index] = Parity("equal")
         measured.samples.append(Sample(PLAIN, index, prompt.kind, -1, answer))
-        return
+    _compare(engine, measured, index, arm, answer)
+
+
+def _compare(engine: Engine, measured: Measured, index: int, arm: Arm, answer: Answer) -> None:
+    """Compare an answer with plain decoding's, and keep the worst that an arm wrote.
+
+    Timed answers too: auto chooses its widths by the clock, so no two of its answers need have
+    been verified by the same kernels.
+    """
     plain = next(s.answer for s in measured.samples if (s.prompt, s.repeat) == (index, -1))
-    measured.parity[arm.name, index] = compare(
-        engine, prompt_ids(engine, prompt), plain.tokens, answer.tokens
-    )
+    ids = prompt_ids(engine, measured.prompts[index])
+    found = compare(engine, ids, plain.tokens, answer.tokens)
+    before = measured.parity.get((arm.name, index), found)
+    measured.parity[arm.name, index] = max(before, found, key=lambda each: _WORSE[each.verdict])
 
 
 def _turns(repeats: int, n_prompts: int, arms: Sequence[Arm]) -> Iterator[tuple[int, int, Arm]]:

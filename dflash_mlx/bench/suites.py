@@ -84,7 +84,7 @@ def data_set(name: str, count: int) -> list[Prompt]:
 def _fetch(wanted: DataSet) -> Path:
     """Return the data set's file in the hub's cache, downloaded if it is not there."""
     from huggingface_hub import HfApi, hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+    from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     try:
         names = HfApi().list_repo_files(wanted.repository, repo_type="dataset")
@@ -97,7 +97,7 @@ def _fetch(wanted: DataSet) -> Path:
         if not found:
             raise BadRequest(f"{wanted.repository} holds no file that can be read; give a file")
         return Path(hf_hub_download(wanted.repository, found[0], repo_type="dataset"))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
+    except (HTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
         raise DFlashError(
             f"{wanted.repository} cannot be reached ({type(error).__name__}); "
             "give a local .jsonl file with a prompt a line instead"

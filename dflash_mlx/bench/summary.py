@@ -138,7 +138,11 @@ def summarise(
 
 def verdict(figures: Sequence[Figure]) -> dict[str, Any]:
     """Return on or off for this machine, the setting to use, and why, as a sentence."""
-    whole = {figure.arm: figure for figure in figures if figure.kind == "all" and figure.of_plain}
+    whole = {
+        figure.arm: figure
+        for figure in figures
+        if figure.kind == "all" and figure.of_plain and figure.arm != PLAIN
+    }
     if not whole:
         return {"on": None, "setting": None, "why": "nothing could be compared"}
     best = max(whole.values(), key=lambda figure: _ratio(figure))

@@ -76,6 +76,8 @@ def bench(
         contexts=numbers("--contexts", contexts),
         cool_down_s=cool_down,
     )
+    if as_json and compare:
+        raise BadRequest("--compare is printed beside a table; leave out --json")
     work = _prompts(kind, data, prompts, config)
     before = _earlier(compare) if compare else None
     page = _writable(html) if html else None
@@ -83,12 +85,9 @@ def bench(
     with open_pair(model, draft, terminal, policy) as engine:
         engine.race_kernels(terminal.show)  # now: not between answers that are timed
         report = _measure(engine, work, config, terminal)
-    _show(report, before, as_json)
-    if page is not None:
-        from dflash_mlx.bench.page import page as as_page
-
-        page.write_text(as_page(report), encoding="utf-8")
-        terminal.say(f"wrote {page}", dim=True)
+        if page is not None:  # before the engine is closed, which may be waited for
+            _write(report, page, terminal)
+        _show(report, before, as_json)
     if not report.exact:
         raise typer.Exit(1)
 
@@ -134,9 +133,19 @@ def _measure(
     if measured.complete:
         terminal.show("timing the bare forwards")
         ids = prompt_ids(engine, measured.prompts[0])
-        bare = forwards(engine, ids, [1, *config.blocks])
-        speed = memory_speed(engine)
+        try:
+            bare = forwards(engine, ids, [1, *config.blocks])
+            speed = memory_speed(engine)
+        except KeyboardInterrupt:
+            terminal.show("interrupted; keeping what was measured")
     return summarise(engine, measured, config, bare, speed, thermal_state())
+
+
+def _write(report: "Report", file: Path, terminal: Terminal) -> None:
+    from dflash_mlx.bench.page import page
+
+    file.write_text(page(report), encoding="utf-8")
+    terminal.say(f"wrote {file}", dim=True)
 
 
 def _show(report: "Report", before: dict[str, Any] | None, as_json: bool) -> None:

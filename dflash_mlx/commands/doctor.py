@@ -113,6 +113,11 @@ def _check_pair(
         yield Finding("pair", "must", " ".join(str(error).split()))
         return
     config = GenerationConfig()
+    room = loaded.pair.target.shape.max_rows
+    if looks.n_rows > room:
+        text = f"{looks.n_rows} tokens were asked for, and this model's context holds {room}"
+        yield Finding("context", "must", text, f"--context {room} or less")
+        looks = replace(looks, n_rows=room)
     wanted = need(loaded.pair, looks.n_rows)
     at_most = longest(loaded.pair, machine.usable_bytes) if machine.usable_bytes else None
     facts |= {
@@ -121,7 +126,7 @@ def _check_pair(
         "block": loaded.block(config),
         "sampling": loaded.sampling.described(),
         "thinking": loaded.thinking(config),
-        "max_context": loaded.pair.target.shape.max_rows,
+        "max_context": room,
         "context_that_fits": at_most,
         "need": {**asdict(wanted), "peak_bytes": wanted.peak_bytes},
     }

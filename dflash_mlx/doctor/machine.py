@@ -67,7 +67,7 @@ def memory_here() -> tuple[int | None, int | None]:
     total, free = read_meminfo(_MEMINFO.read_text())
     limit, used = (_number(_CGROUP / name) for name in ("memory.max", "memory.current"))
     if total and free and limit and limit < total:
-        return limit, min(free, limit - (used or 0))
+        return limit, min(free, limit - (used or 0) + _file_cache())
     return total, free
 
 
@@ -106,6 +106,15 @@ def check_python() -> None:
             f"{sys.executable} is an {platform.machine()} Python, which MLX does not run on; "
             "install an arm64 build of Python"
         )
+
+
+def _file_cache() -> int:
+    """Return the bytes of files that this container keeps in memory only until they are needed."""
+    try:
+        found = re.search(r"^inactive_file (\d+)$", (_CGROUP / "memory.stat").read_text(), re.M)
+    except OSError:
+        return 0
+    return int(found[1]) if found else 0
 
 
 def _cpu_name() -> str:

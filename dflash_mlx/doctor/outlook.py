@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from dflash_mlx.cost_store import CostStore, Learned
+from dflash_mlx.cost_store import CostStore
 from dflash_mlx.doctor.checkup import Finding
 from dflash_mlx.learning import default_store, place_of
 from dflash_mlx.loaded import LoadedPair
@@ -33,7 +33,7 @@ def check_auto(
     costs = tuning.costs.relative(n_rows)
     facts["costs"] = dict(enumerate(costs, 1))
     yield Finding("costs", "ok", f"{plot(costs)} plain steps a round, {n_rows} rows of context")
-    rows, gain, reason = _choice(tuning, learned, n_rows)
+    rows, gain, reason = _choice(tuning, n_rows)
     facts["auto"] = {"rows": rows, "of_plain": gain, "reason": reason}
     yield Finding("auto", "ok", reason)
 
@@ -46,14 +46,14 @@ def plot(costs: list[float]) -> str:
     return f"1 row: {costs[0]:.1f} {bars} {len(costs)} rows: {costs[-1]:.1f}"
 
 
-def _choice(tuning: Tuning, learned: Learned, n_rows: int) -> tuple[int, float, str]:
+def _choice(tuning: Tuning, n_rows: int) -> tuple[int, float, str]:
     """Return the rows that auto would begin with, the speed expected, and why."""
     policy: AdaptiveBlock = tuning.policy()
     rows, gain = policy.outlook(n_rows)
     costs = tuning.costs.relative(n_rows)
-    if not learned.start.hazards:
+    if not tuning.start.hazards:
         return rows, gain, "begins by trying: nothing is known yet of what is accepted here"
-    tokens = expected_tokens(learned.start.hazards)[rows - 1]
+    tokens = expected_tokens(tuning.start.hazards)[rows - 1]
     seen = f"{rows} rows bring about {tokens:.1f} tokens and cost {costs[rows - 1]:.1f} plain steps"
     if gain > 1:
         return rows, gain, f"begins with {rows} rows: {seen}, {gain:.2f} times plain speed"

@@ -7,6 +7,7 @@ drafted it. It is learned from blocks of any width, and gives the tokens of any 
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 _FORGET = 0.97
 """Weight that a round's evidence keeps with each later round: a memory of about 33 rounds."""
@@ -18,13 +19,22 @@ _BORROWED = 2.0
 """Rounds of evidence that a position's neighbour (or a parent's estimate) counts for."""
 
 
+@dataclass(frozen=True)
+class Start:
+    """What earlier requests of a pair suggest: hazards by position, and their weight in rounds."""
+
+    hazards: tuple[float, ...] = ()
+    n_rounds: float = 0.0
+
+
 class Acceptance:
     """Hazards of up to `n_positions` draft tokens.
 
     A position without evidence is taken to be like the one before it, the first as it was in the
     long run, or like `first` to begin with; so a width never tried looks as good as the last one
-    that was tried, and gets tried. With a `parent` (the same text seen without a distinction made
-    here) positions lean on the parent instead.
+    that was tried, and gets tried. Where a start from elsewhere shows that odds fall from one
+    position to the next, they are taken to fall so here. With a `parent` (the same text seen
+    without a distinction made here) positions lean on the parent instead.
     """
 
     def __init__(
@@ -72,9 +82,9 @@ class Acceptance:
             for hazard, tries in zip(self.hazards(), self._tries, strict=True)
         ]
 
-    def start_from(self, hazards: Sequence[float], n_rounds: float) -> None:
-        """Take hazards learned elsewhere as evidence of `n_rounds` rounds."""
-        alive = n_rounds
+    def begin(self, start: Start) -> None:
+        """Take what was learned elsewhere as evidence, and how odds fall for good."""
+        hazards, alive = start.hazards, start.n_rounds
         self._first = hazards[0] if hazards else self._first
         for position, hazard in enumerate(hazards[: len(self._tries)]):
             self._tries[position] = alive

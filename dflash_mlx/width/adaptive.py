@@ -7,10 +7,8 @@ expected to win or has paid so far; then the answer is parked and decodes plainl
 now and then (`probing`). Nothing is for good but a draft that is broken.
 """
 
-from dataclasses import dataclass
-
 from dflash_mlx.rounds import Round
-from dflash_mlx.width.acceptance import Acceptance, expected_tokens
+from dflash_mlx.width.acceptance import Acceptance, Start, expected_tokens
 from dflash_mlx.width.costs import LiveCosts
 from dflash_mlx.width.ledger import Ledger
 from dflash_mlx.width.overlap import Overlap
@@ -79,14 +77,6 @@ _WORRY, _CHECK_LOSING = 3.0, 32
 """Behind by so many plain steps, it is after so many tokens."""
 
 
-@dataclass(frozen=True)
-class Start:
-    """What earlier requests of a pair suggest: hazards by position, and their weight in rounds."""
-
-    hazards: tuple[float, ...] = ()
-    n_rounds: float = 0.0
-
-
 class AdaptiveBlock:
     """Chooses 1 to `max_rows` rows each round. Lives as long as one request."""
 
@@ -102,7 +92,7 @@ class AdaptiveBlock:
         self._overlap = overlap or Overlap()
         self._all = Acceptance(max_rows - 1)
         if start is not None:
-            self._all.start_from(start.hazards, start.n_rounds)
+            self._all.begin(start)
         self._by_surety = [Acceptance(max_rows - 1, parent=self._all) for _ in range(3)]
         self._surety = 1
         self._ledger = Ledger(_SPAN)
@@ -242,8 +232,8 @@ class AdaptiveBlock:
             self._broken = True
             self.parked = "the draft's logits are not finite"
             return
-        _, gain = self._best(self._all)
-        _, hope = self._widest_gain(self._all.hopeful(_OPTIMISM))
+        gain = self._best(self._all)[1]
+        hope = self._widest_gain(self._all.hopeful(_OPTIMISM))[1]
         if self.parked is None:
             if hope < 1 / _EDGE and self._paid < 0:
                 self._park(_SLOWER)
@@ -263,9 +253,7 @@ class AdaptiveBlock:
 
     def _check_after(self, gain: float) -> float:
         """Return the tokens after which plain steps are measured again: soon while losing."""
-        if self._ledger.worst > _WORRY:
-            return _CHECK_LOSING
-        return _CHECK_EVERY * (gain - 1)
+        return _CHECK_LOSING if self._ledger.worst > _WORRY else _CHECK_EVERY * (gain - 1)
 
     def _park(self, reason: str) -> None:
         self.parked = reason

@@ -89,7 +89,6 @@ class LiveCosts:
         self._place = -1
         self._known: Floats = np.ones(max_rows)
         self._relative: list[float] = []
-        self._hope: list[float] = []
 
     def seconds(self, n_rows: int, context: int) -> float:
         """Return the expected seconds of a round."""
@@ -106,16 +105,6 @@ class LiveCosts:
             self._relative = (self._known * np.exp(self._shift - self._shift[0])).tolist()
         return self._relative
 
-    def hopeful(self, context: int) -> list[float]:
-        """Return what rounds may well cost: `relative`, each a standard error down.
-
-        A width whose cost was learned once, or beside other load, is worth another look.
-        """
-        if not self._hope:
-            spread = np.diag(self._doubt) + self._doubt[0, 0] - 2 * self._doubt[0]
-            self._hope = np.exp(-np.sqrt(np.maximum(spread, 0))).tolist()
-        return [cost * hope for cost, hope in zip(self.relative(context), self._hope, strict=True)]
-
     def observe(self, n_rows: int, context: int, seconds: float) -> None:
         """Learn from a round that took `seconds`."""
         if not _alike(context, self._context):
@@ -130,7 +119,7 @@ class LiveCosts:
         self._doubt -= np.outer(gain, self._doubt[at])
         self._seen[n_rows] = (self.n_seen(n_rows, context) + 1, context)
         self._context = context
-        self._relative, self._hope = [], []
+        self._relative = []
 
     def learned(self) -> CostCurve:
         """Return the curve as corrected at the context last seen, other contexts as they were."""

@@ -4,7 +4,8 @@ Every request decides for itself; from the ones before it has the costs of round
 drafting ahead pays, and a first idea of how much is accepted.
 """
 
-from dflash_mlx.width.adaptive import AdaptiveBlock, Start
+from dflash_mlx.width.acceptance import Start
+from dflash_mlx.width.adaptive import AdaptiveBlock
 from dflash_mlx.width.costs import CostCurve, LiveCosts
 from dflash_mlx.width.overlap import Overlap
 
@@ -13,16 +14,27 @@ _WORTH = 12.0
 
 
 class Tuning:
-    """Costs and habits of a pair of up to `max_rows` rows. Used by one request at a time."""
+    """Costs and habits of a pair of up to `max_rows` rows. Used by one request at a time.
+
+    A `start` that was learned with blocks of another size is left out.
+    """
 
     def __init__(self, curve: CostCurve, max_rows: int, start: Start | None = None) -> None:
         self.costs = LiveCosts(curve, max_rows)
-        self.overlap = Overlap()
-        self.start = start or Start()
+        fits = start is not None and len(start.hazards) == max_rows - 1
+        self.start = start if start is not None and fits else Start()
+        self._overlaps: dict[int | None, Overlap] = {}
+
+    def overlap(self, block: int | None = None) -> Overlap:
+        """Return the trial of drafting ahead in rounds of `block` rows, or of chosen ones (None).
+
+        A trial compares the times of its rounds, so rounds of other sizes have one of their own.
+        """
+        return self._overlaps.setdefault(block, Overlap())
 
     def policy(self) -> AdaptiveBlock:
         """Return the block policy of one request."""
-        return AdaptiveBlock(self.costs, self.start, self.overlap)
+        return AdaptiveBlock(self.costs, self.start, self.overlap())
 
     def learn(self, policy: AdaptiveBlock) -> None:
         """Take over what a finished request has found out about acceptance."""

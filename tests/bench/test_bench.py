@@ -1,6 +1,7 @@
 """The benchmark: parity before figures, the path that chat uses, and what a bad run keeps."""
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -181,8 +182,6 @@ def test_arms_take_turns_in_beginning(engine):
 
 def test_verdict_says_off_where_drafting_loses(report):
     """Half the speed at 88% acceptance: the question was what the point is."""
-    from dataclasses import replace
-
     slow = [
         replace(figure, of_plain=spread([0.5 if figure.arm != PLAIN else 1.0]))
         for figure in report.figures
@@ -191,6 +190,45 @@ def test_verdict_says_off_where_drafting_loses(report):
     assert found["on"] is False and found["setting"] == "--draft none"
     fast = [replace(figure, of_plain=spread([1.8])) for figure in slow if figure.arm == AUTO]
     assert verdict([*slow, *fast])["on"] is True
+
+
+def test_verdict_needs_something_beside_plain_decoding(report):
+    """Broken off after one plain answer, it said that plain decoding is the better choice."""
+    plain = [figure for figure in report.figures if figure.arm == PLAIN]
+    assert verdict(plain)["on"] is None
+
+
+def test_a_timed_text_of_its_own_is_found(engine, monkeypatch):
+    """Auto chooses widths by the clock: a kernel that is wrong at 5 rows may serve only later."""
+    answers = DFlashArm.answer
+    count = []
+
+    def answer(arm, engine, prompt, n_tokens):
+        found = answers(arm, engine, prompt, n_tokens)
+        count.append(arm)
+        wrong = tuple((token + 1) % 50 for token in found.tokens)
+        return replace(found, tokens=wrong) if len(count) == len(PROMPTS) + 1 else found
+
+    monkeypatch.setattr(DFlashArm, "answer", answer)
+    measured = run(engine, PROMPTS, BenchConfig(n_tokens=4, repeats=1), lambda text: None)
+    verdicts = [measured.parity[AUTO, index].verdict for index in range(len(PROMPTS))]
+    assert sorted(verdicts) == ["different", "equal"]
+
+
+def test_an_error_late_in_a_run_keeps_what_was_measured(engine, monkeypatch):
+    """Out of memory in the third hour lost the first two."""
+    answers = PlainArm.answer
+
+    def answer(arm, engine, prompt, n_tokens):
+        if len(seen) > 8:
+            raise RuntimeError("out of memory")
+        return answers(arm, engine, prompt, n_tokens)
+
+    monkeypatch.setattr(PlainArm, "answer", answer)
+    seen = []
+    measured = run(engine, PROMPTS, BenchConfig(n_tokens=4), seen.append)
+    assert not measured.complete and "out of memory" in seen[-1]
+    assert any(sample.repeat >= 0 for sample in measured.samples)
 
 
 @pytest.mark.parametrize(
@@ -207,6 +245,8 @@ def test_what_cannot_be_compared_is_refused(engine, target):
     quiet = lambda text: None  # noqa: E731
     with pytest.raises(BadRequest, match="no prompts"):
         run(engine, [], BenchConfig(), quiet)
+    with pytest.raises(BadRequest, match="the context holds"):
+        run(engine, [], BenchConfig(contexts=(engine.loaded.max_rows + 500,)), quiet)
     with pytest.raises(BadRequest, match="1 to 8"):
         run(engine, PROMPTS, BenchConfig(blocks=(9,)), quiet)
     alone = Engine(loaded_pair(Pair(target)), engine.worker)

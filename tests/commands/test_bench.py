@@ -22,6 +22,7 @@ QUICK = ["--max-tokens", "6", "--repeats", "1", "--kind", "chat", "--prompts", "
         (["--compare", "nothing.json"], "nothing.json"),
         (["--html", "no/such/folder/page.html"], "--html"),
         (["--cool-down", "-1"], "cool_down_s"),
+        (["--json", "--compare", "nothing.json"], "--compare"),
     ],
 )
 def test_impossible_requests_are_refused_before_anything_is_loaded(loads, capsys, arguments, word):

@@ -94,6 +94,15 @@ def test_doctor_refuses_a_context_that_does_not_fit(home, capsys, monkeypatch):
     assert "!!  fits" in out and "do: --context" in out
 
 
+@pytest.mark.embedded
+def test_doctor_refuses_a_context_that_the_model_does_not_have(home, capsys):
+    """It said that a prompt fits which is refused."""
+    if not embedded():
+        pytest.skip("the embedded pair is not installed")
+    out = run(capsys, "doctor", "--context", "100000", code=1)
+    assert "!!  context" in out and "100000" in out
+
+
 def test_doctor_marks_what_must_be_done(home, capsys, monkeypatch):
     """A fault among twenty fine lines has to stand out, with its remedy."""
     fault = Finding("mlx", "must", "0.1, outside >=0.32", "pip install -U mlx")

@@ -60,6 +60,14 @@ def test_a_containers_limit_counts(container):
     assert memory_here() == (2_000_000_000, 1_500_000_000)
 
 
+def test_files_kept_in_memory_can_be_had_in_a_container(container):
+    """A model just downloaded fills the page cache; that is no reason to say it does not fit."""
+    (container / "memory.max").write_text("2000000000\n")
+    (container / "memory.current").write_text("1900000000\n")
+    (container / "memory.stat").write_text("anon 5\ninactive_file 1500000000\nfile 7\n")
+    assert memory_here() == (2_000_000_000, 1_600_000_000)
+
+
 @pytest.mark.parametrize("limit", ["max", "999999999999999"])
 def test_no_limit_is_none(container, limit):
     """ "max" means that there is none."""

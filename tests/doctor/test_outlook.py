@@ -9,7 +9,7 @@ from dflash_mlx.decode import Pair
 from dflash_mlx.doctor.combinations import check_combination
 from dflash_mlx.doctor.outlook import check_auto, plot
 from dflash_mlx.learning import keep, place_of, tuned
-from dflash_mlx.width.adaptive import Start
+from dflash_mlx.width.acceptance import Start
 from dflash_mlx.width.costs import CostCurve
 from tests.tiny import loaded_pair, random_draft
 

@@ -3,12 +3,13 @@
 import itertools
 
 from dflash_mlx.rounds import Round
-from dflash_mlx.width.acceptance import Acceptance, expected_tokens
-from dflash_mlx.width.adaptive import AdaptiveBlock, Start
+from dflash_mlx.width.acceptance import Acceptance, Start, expected_tokens
+from dflash_mlx.width.adaptive import AdaptiveBlock
 from dflash_mlx.width.costs import CostCurve, LiveCosts
 from dflash_mlx.width.ledger import Ledger
 from dflash_mlx.width.overlap import Overlap
 from dflash_mlx.width.probing import Probing, TextChange
+from dflash_mlx.width.tuning import Tuning
 
 CHEAP = CostCurve((1, 8), (0,), ((0.010, 0.014),))
 STEEP = CostCurve((1, 8), (0,), ((0.010, 0.080),))
@@ -82,6 +83,19 @@ def test_a_change_of_text_brings_drafting_back_at_once():
             break
         at += 1
     assert at < 2060
+
+
+def test_a_parked_answer_runs_on_while_its_losses_allow_no_probe():
+    """A probe that was due and never made kept every later step from being launched early."""
+    policy = adaptive(CHEAP)
+    policy._park("here")
+    policy._ledger.book(1, 12.0)
+    steady = []
+    for at in range(300):
+        assert policy.rows(at) == 1
+        steady.append(policy.steady())
+        policy.observe(Round((0,), 0, 0, True, 0.01, context=at, confidence=(0.7,)))
+    assert sum(steady) > 240
 
 
 def test_a_slow_reader_is_not_taken_for_a_fast_device():
@@ -233,3 +247,32 @@ def test_the_draft_is_timed_apart_now_and_then():
     assert 5 < timed < 20
     # what the extra wait cost is not what a round costs
     assert policy.rows(200) == 8
+
+
+def test_a_start_learned_with_other_blocks_is_left_out():
+    """A draft trained again with another block size made every answer fail at its end."""
+    tuning = Tuning(CHEAP, 8, Start((0.9, 0.8, 0.7), 6.0))
+    assert tuning.start == Start()
+    policy = tuning.policy()
+    run(policy, CHEAP, 200, lambda at: 7)
+    tuning.learn(policy)
+    assert len(tuning.start.hazards) == 7
+
+
+def test_odds_fall_along_a_block_as_they_did_before():
+    """What is known of wide blocks was forgotten while narrow ones ran: they looked better."""
+    fresh, started = Acceptance(7), Acceptance(7)
+    started.begin(Start((0.5, 0.35, 0.35, 0.35, 0.35, 0.35, 0.35), 6.0))
+    for at in range(200):
+        for each in (fresh, started):
+            each.observe(1, at % 2)
+    first, second = started.hazards()[:2]
+    assert abs(first - fresh.hazards()[0]) < 0.01
+    assert abs(fresh.hazards()[1] - first) < 0.05 and second < first - 0.1
+
+
+def test_trials_of_drafting_ahead_are_apart_by_the_size_of_rounds():
+    """Seconds of one block and shares of another have no median in common."""
+    tuning = Tuning(CHEAP, 8)
+    assert tuning.overlap(4) is tuning.overlap(4)
+    assert tuning.overlap(4) is not tuning.overlap() is not tuning.overlap(2)
