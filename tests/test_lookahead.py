@@ -36,6 +36,14 @@ class Scheduled(FixedBlock):
         self.seen.append(done)
 
 
+def _five_plain_steps(target) -> list[Round]:
+    pair = Pair(target)
+    cache, state = read_prompt(pair)
+    policy = Scheduled(1)
+    list(rounds(pair, cache, state, 5, policy=policy))
+    return policy.seen
+
+
 SCHEDULES = [(1,), (4,), (1, 1, 1, 4, 1, 5), (1, 1, 3, 3, 1), (2, 1, 1)]
 
 
@@ -67,20 +75,18 @@ def test_a_token_does_not_wait_for_the_step_launched_behind_it(target, monkeypat
 
 def test_plain_steps_are_launched_before_the_last_token_is_read(target):
     """Waiting for every token first would cost plain decoding a tenth of its speed."""
-    pair = Pair(target)
-    cache, state = read_prompt(pair)
-    policy = Scheduled(1)
-    list(rounds(pair, cache, state, 5, policy=policy))
-    assert [done.launched_early for done in policy.seen] == [False, True, True, True, True]
+    assert [done.launched_early for done in _five_plain_steps(target)] == [
+        False,
+        True,
+        True,
+        True,
+        True,
+    ]
 
 
 def test_only_steps_inside_a_run_tell_what_one_costs(target):
     """The first begins the second one's work, the last finds its own done: neither is a step."""
-    pair = Pair(target)
-    cache, state = read_prompt(pair)
-    policy = Scheduled(1)
-    list(rounds(pair, cache, state, 5, policy=policy))
-    assert [done.whole for done in policy.seen] == [False, True, True, True, False]
+    assert [done.whole for done in _five_plain_steps(target)] == [False, True, True, True, False]
 
 
 def test_a_plain_step_chosen_early_is_not_launched_early(target, tiny_answer):

@@ -21,8 +21,7 @@ class Tuning:
 
     def __init__(self, curve: CostCurve, max_rows: int, start: Start | None = None) -> None:
         self.costs = LiveCosts(curve, max_rows)
-        fits = start is not None and len(start.hazards) == max_rows - 1
-        self.start = start if start is not None and fits else Start()
+        self.start = start if start and len(start.hazards) == max_rows - 1 else Start()
         self._overlaps: dict[int | None, Overlap] = {}
 
     def overlap(self, block: int | None = None) -> Overlap:
