@@ -4,7 +4,6 @@ A source is a configuration, tensors by name that are read when asked, and a fol
 files. The kind is read from the configuration and the files, never from a name.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from dflash_mlx.convert.locate import Located
 from dflash_mlx.convert.tensors import Rows
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
 from dflash_mlx.hub.download import spelled_bytes
+from dflash_mlx.json_file import read_json
 from dflash_mlx.models.draft_file import is_draft_config
 
 Kind = Literal["target", "DFlash draft", "DFlash 2 draft"]
@@ -81,7 +81,7 @@ def open_source(located: Located) -> Source:
     if located.file and located.file.suffix == ".gguf":
         model = gguf_source.open_gguf(located.file)
         return Source(located, "target", "GGUF", model.config, model.tensors, model.made)
-    config = read_config(located.folder)
+    config = read_json(located.folder / "config.json")
     _refuse_foreign_packing(config, located.name)
     if located.file and located.file.suffix == ".safetensors":
         form, tensors = "safetensors", safetensors.read_file(located.file)
@@ -109,26 +109,6 @@ def kind_of(config: Mapping[str, Any]) -> Kind:
         "DFlash2" in name for name in architectures
     )
     return "DFlash 2 draft" if second else "DFlash draft"
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """Return a folder's `config.json`.
-
-    Raises:
-        BadCheckpoint: it is missing or no table.
-    """
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadCheckpoint(
-            f"{folder} has no readable config.json ({error.strerror}); give a model's folder"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise BadCheckpoint(f"{path} is no JSON; fetch it again") from error
-    if not isinstance(config, dict):
-        raise BadCheckpoint(f"{path} holds no table; fetch it again")
-    return config
 
 
 def _refuse_foreign_packing(config: Mapping[str, Any], name: str) -> None:

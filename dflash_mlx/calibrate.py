@@ -83,14 +83,13 @@ class Survey:
 def calibrate(
     pair: Pair,
     max_rows: int,
-    target_bytes: int,
     budget_s: float = BUDGET_S,
     clock: Callable[[], float] = time.perf_counter,
 ) -> CostCurve:
     """Return the cost curve of `pair` up to `max_rows` rows, measured in about `budget_s`.
 
-    Long contexts are not measured: what their rows add is reckoned from the bytes that a plain
-    step reads, `target_bytes` in the time it took, until rounds there are seen.
+    Long contexts are not measured: what their rows add is reckoned from the time that a plain
+    step takes for the bytes it reads, until rounds there are seen.
     """
     survey = Survey(max_rows, budget_s, clock)
     cache = pair.make_cache()
@@ -103,7 +102,8 @@ def calibrate(
         if survey.done:
             break
     step_s = survey.curve(0.0).at(1, _PROMPT_ROWS)
-    return survey.curve(step_s * pair.target.shape.row_bytes / max(target_bytes, 1))
+    shape = pair.target.shape
+    return survey.curve(step_s * shape.row_bytes / max(shape.step_bytes, 1))
 
 
 def _order(max_rows: int) -> Iterator[int]:

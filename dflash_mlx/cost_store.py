@@ -17,7 +17,7 @@ from typing import Any
 from dflash_mlx.width.acceptance import Start
 from dflash_mlx.width.costs import CostCurve
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -102,5 +102,8 @@ def _learned(values: Mapping[str, Any]) -> Learned:
             seconds=tuple(tuple(float(cost) for cost in row) for row in curve["seconds"]),
             row_s=float(curve["row_s"]),
         ),
-        Start(tuple(float(hazard) for hazard in start["hazards"]), float(start["n_rounds"])),
+        Start(
+            tuple(float(count) for count in start["tries"]),
+            tuple(float(count) for count in start["hits"]),
+        ),
     )

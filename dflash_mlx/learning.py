@@ -83,7 +83,7 @@ def place_of(loaded: LoadedPair) -> Place:
 def _measure(loaded: LoadedPair) -> CostCurve:
     draft = loaded.pair.draft
     assert draft is not None
-    return calibrate(loaded.pair, draft.block_size, _bytes(loaded.pair.target))
+    return calibrate(loaded.pair, draft.block_size)
 
 
 def _bytes(model: object) -> int:

@@ -18,7 +18,7 @@ from dflash_mlx.config import SamplingConfig
 from dflash_mlx.errors import BadCheckpoint, BadRequest, PairMismatch, UnsupportedModel
 from dflash_mlx.gguf.read import read_gguf
 from dflash_mlx.gguf.tokenizer import build_tokenizer
-from dflash_mlx.hub.model_folder import read_json
+from dflash_mlx.json_file import read_json
 from dflash_mlx.models.decoder import DecoderTarget
 from dflash_mlx.models.draft import BoundDraft
 from dflash_mlx.models.draft_config import DraftConfig

@@ -166,6 +166,7 @@ class Request:
             tokens_per_round=meter.committed / meter.rounds if meter.rounds else None,
             accepted_lengths=dict(sorted(meter.lengths.items())),
             accepted_by_position=meter.by_position(),
+            drafted_by_position=meter.tried_by_position(),
             prefill_s=prefill_s,
             decode_s=meter.decode_s,
             prefill_tps=rate(n_prefilled, prefill_s),

@@ -16,11 +16,12 @@ class Stats:
     """What one request did. Times are in seconds, rates in tokens per second.
 
     `accepted_lengths[n]` counts the rounds in which n draft tokens were accepted;
-    `accepted_by_position[i]` is the share of rounds in which draft token i was accepted, of
-    those that drafted it. `draft_s` is the draft's part of `decode_s`, in the proportion seen in
-    the rounds that timed it apart, and `verify_s` the rest, plain steps included; None where no
-    round did. `parked_at` is the token at which drafting stopped for the last time, None if it
-    went on to the end. `peak_memory_bytes` is the most that MLX held since the process began.
+    `accepted_by_position[i]` is the share of rounds in which draft token i was accepted, of the
+    `drafted_by_position[i]` rounds that drafted it. `draft_s` is the draft's part of `decode_s`,
+    in the proportion seen in the rounds that timed it apart, and `verify_s` the rest, plain steps
+    included; None where no round did. `parked_at` is the token at which drafting stopped for the
+    last time, None if it went on to the end. `peak_memory_bytes` is the most that MLX held since
+    the process began.
     """
 
     rounds: int
@@ -30,6 +31,7 @@ class Stats:
     tokens_per_round: float | None
     accepted_lengths: Mapping[int, int]
     accepted_by_position: tuple[float, ...]
+    drafted_by_position: tuple[int, ...]
     prefill_s: float
     decode_s: float
     prefill_tps: float | None
@@ -96,6 +98,10 @@ class Meter:
     def by_position(self) -> tuple[float, ...]:
         """Share of rounds that accepted draft token i, of those that drafted it."""
         return tuple(self.hits[i] / self.tried[i] for i in sorted(self.tried))
+
+    def tried_by_position(self) -> tuple[int, ...]:
+        """Rounds that drafted token i."""
+        return tuple(self.tried[i] for i in sorted(self.tried))
 
 
 def rate(amount: int, seconds: float) -> float | None:

@@ -13,7 +13,7 @@ FOLDERS |= {"dflash_mlx.metal": ROOT / "metal", "dflash_mlx.convert": ROOT / "co
 
 LEVELS = (
     # the ground: no models, no rows
-    ("errors", "config", "blas", "metal"),
+    ("errors", "config", "blas", "json_file", "metal"),
     # forward passes, rows, pure functions over them
     (
         *("models", "cache", "sampling", "constraints", "accept", "compute", "memory"),

@@ -1,4 +1,4 @@
-"""A report for people: tables in plain text, and two runs side by side."""
+"""A report for people: tables in plain text."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -81,31 +81,6 @@ def _bytes(report: Report) -> Iterator[str]:
         f"{report.read_bytes_per_s / report.memory_bytes_per_s:.0%} of the "
         f"{report.memory_bytes_per_s / 1e9:.1f} GB/s of a sum"
     )
-
-
-def side_by_side(old: Mapping[str, Any], new: Report) -> Iterator[str]:
-    """Yield what changed from an earlier run (its JSON) to this one.
-
-    Raises:
-        KeyError, TypeError: `old` is no report.
-    """
-    yield f"before: {old['made']}, mlx {old['machine']['mlx']}, {old['pair']['model']}"
-    yield f"now:    {new.made}, mlx {new.machine['mlx']}, {new.pair['model']}"
-    for fact in ("chip", "device", "blas"):
-        if old["machine"][fact] != new.machine[fact]:
-            yield f"not the same {fact}: {old['machine'][fact]} before, {new.machine[fact]} now"
-    before = {(row["arm"], row["kind"]): row for row in old["figures"]}
-    yield f"{'kind':24} {'arm':9} {'before':>10} {'now':>10} {'change':>8}"
-    for figure in new.figures:
-        row = before.get((figure.arm, figure.kind))
-        if row is None:
-            continue
-        then, now = float(row["speed"]["median"]), figure.speed.median
-        inside = row["speed"]["low"] <= now <= row["speed"]["high"]
-        yield (
-            f"{figure.kind:24} {figure.arm:9} {then:10.1f} {now:10.1f} {now / then - 1:+8.1%}"
-            f"{'  (inside the spread)' if inside else ''}"
-        )
 
 
 def spelled(value: Spread | None, digits: int = 1, unit: str = "") -> str:

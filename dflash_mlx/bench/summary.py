@@ -100,7 +100,6 @@ def summarise(
     place = place_of(engine.loaded)
     step_s = next((forward.verify_s for forward in bare if forward.n_rows == 1), None)
     figures = tuple(_figures(measured, {forward.n_rows: forward for forward in bare}))
-    target_bytes = int(place.quantization.split()[0])
     peak = max((sample.answer.peak_memory_bytes for sample in measured.samples), default=0)
     return Report(
         made=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -124,7 +123,7 @@ def summarise(
         ),
         figures=figures,
         forwards=tuple(bare),
-        read_bytes_per_s=target_bytes / step_s if step_s else None,
+        read_bytes_per_s=engine.loaded.pair.target.shape.step_bytes / step_s if step_s else None,
         memory_bytes_per_s=memory_bytes_per_s,
         peak_memory_bytes=peak,
         thermal=thermal,
@@ -241,15 +240,14 @@ def _with_parts(figure: Figure, stats: Sequence[Stats], bare: Mapping[int, Forwa
 
 
 def _by_position(stats: Sequence[Stats]) -> tuple[float, ...]:
-    """Return the share of rounds that accepted each draft token, rounds weighing alike."""
-    longest = max((len(each.accepted_by_position) for each in stats), default=0)
-    shares = []
-    for position in range(longest):
-        having = [each for each in stats if len(each.accepted_by_position) > position]
-        weight = sum(each.rounds for each in having)
-        total = sum(each.accepted_by_position[position] * each.rounds for each in having)
-        shares.append(total / weight if weight else 0.0)
-    return tuple(shares)
+    """Return the share of rounds that accepted draft token i, of all that drafted it."""
+    tried: Counter[int] = Counter()
+    hits: Counter[int] = Counter()
+    for each in stats:
+        for position, count in enumerate(each.drafted_by_position):
+            tried[position] += count
+            hits[position] += round(each.accepted_by_position[position] * count)
+    return tuple(hits[position] / tried[position] for position in sorted(tried))
 
 
 def _along(answers: Sequence[Answer], n_points: int = 24) -> tuple[tuple[int, float], ...]:

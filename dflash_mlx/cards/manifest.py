@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from dflash_mlx.errors import BadCheckpoint, PairMismatch
+from dflash_mlx.json_file import read_json
 from dflash_mlx.models.draft_config import DraftConfig
 from dflash_mlx.models.draft_file import read_draft_config
 
@@ -184,8 +185,8 @@ def check_cards(target: Path, draft: Path | None) -> None:
     if card is None:
         return
     card.check(
-        target_facts(_config(target), target),
-        draft_facts(read_draft_config(_config(draft)))
+        target_facts(read_json(target / "config.json"), target),
+        draft_facts(read_draft_config(read_json(draft / "config.json")))
         if draft and _inside(draft, target)
         else None,
         str(target),
@@ -209,15 +210,6 @@ def trained_thinking(target: Path, draft: Path | None) -> bool | None:
 def _inside(draft: Path, target: Path) -> bool:
     """Whether a draft is the one that lies in its target's folder."""
     return draft.resolve() == (target / DRAFT_FOLDER).resolve()
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    try:
-        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadCheckpoint(f"{path} cannot be read ({error}); convert the pair again") from error
-    return config
 
 
 def tokenizer_hash(folder: Path) -> str | None:

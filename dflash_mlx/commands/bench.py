@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,7 @@ from dflash_mlx.commands.terminal import Terminal
 from dflash_mlx.errors import BadRequest
 
 if TYPE_CHECKING:
+    from dflash_mlx.bench.earlier import Earlier
     from dflash_mlx.bench.run import BenchConfig
     from dflash_mlx.bench.suites import Prompt
     from dflash_mlx.bench.summary import Report
@@ -63,10 +64,11 @@ def bench(
 ) -> None:
     """Compare DFlash with plain mlx-lm decoding of the same arrays, texts first.
 
-    The exit code is 1 where a text is not the target's own.
+    The exit code is 1 where a text is not the target's own, or the page could not be written.
     """
     policy = kernel_policy(kernels)
     choose_blas(blas_choice(blas))
+    from dflash_mlx.bench.earlier import read_earlier
     from dflash_mlx.bench.run import BenchConfig
 
     config = BenchConfig(
@@ -79,16 +81,16 @@ def bench(
     if as_json and compare:
         raise BadRequest("--compare is printed beside a table; leave out --json")
     work = _prompts(kind, data, prompts, config)
-    before = _earlier(compare) if compare else None
+    before = read_earlier(Path(compare).expanduser()) if compare else None
     page = _writable(html) if html else None
     terminal = Terminal()
     with open_pair(model, draft, terminal, policy) as engine:
         engine.race_kernels(terminal.show)  # now: not between answers that are timed
         report = _measure(engine, work, config, terminal)
-        if page is not None:  # before the engine is closed, which may be waited for
-            _write(report, page, terminal)
+        # before the engine is closed, which may be waited for
+        written = page is None or _write(report, page, terminal)
         _show(report, before, as_json)
-    if not report.exact:
+    if not report.exact or not written:
         raise typer.Exit(1)
 
 
@@ -141,15 +143,22 @@ def _measure(
     return summarise(engine, measured, config, bare, speed, thermal_state())
 
 
-def _write(report: "Report", file: Path, terminal: Terminal) -> None:
+def _write(report: "Report", file: Path, terminal: Terminal) -> bool:
+    """Write the page; return whether there was room. An hour's figures are printed either way."""
     from dflash_mlx.bench.page import page
 
-    file.write_text(page(report), encoding="utf-8")
+    try:
+        file.write_text(page(report), encoding="utf-8")
+    except OSError as error:
+        terminal.say(f"{file} cannot be written ({error.strerror}); the figures follow")
+        return False
     terminal.say(f"wrote {file}", dim=True)
+    return True
 
 
-def _show(report: "Report", before: dict[str, Any] | None, as_json: bool) -> None:
-    from dflash_mlx.bench.report import lines, side_by_side
+def _show(report: "Report", before: "Earlier | None", as_json: bool) -> None:
+    from dflash_mlx.bench.earlier import side_by_side
+    from dflash_mlx.bench.report import lines
 
     if as_json:
         typer.echo(json.dumps(report.as_values(), ensure_ascii=False))
@@ -158,26 +167,8 @@ def _show(report: "Report", before: dict[str, Any] | None, as_json: bool) -> Non
         typer.echo(line)
     if before is not None:
         typer.echo("")
-        try:
-            for line in side_by_side(before, report):
-                typer.echo(line)
-        except (KeyError, TypeError) as error:
-            raise BadRequest(f"--compare names a file that is no report ({error})") from error
-
-
-def _earlier(name: str) -> dict[str, Any]:
-    """Return an earlier report.
-
-    Raises:
-        BadRequest: the file cannot be read as one.
-    """
-    try:
-        values = json.loads(Path(name).expanduser().read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadRequest(f"{name} cannot be read ({error}); --compare needs a --json") from error
-    if not isinstance(values, dict) or "figures" not in values:
-        raise BadRequest(f"{name} is no report of this program; --compare needs a --json of it")
-    return values
+        for line in side_by_side(before, report):
+            typer.echo(line)
 
 
 def _writable(name: str) -> Path:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
+from dflash_mlx.json_file import read_json
 from dflash_mlx.models.draft_file import is_draft_config
 
 CheckConfig = Callable[[dict[str, Any]], object]
@@ -35,23 +36,6 @@ def check_folder(folder: Path, check_config: CheckConfig = lambda config: None) 
     config = read_json(file)
     _refuse_remote_code(config, file)
     check_config(config)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file.
-
-    Raises:
-        BadCheckpoint: the file is missing or no JSON object.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise BadCheckpoint(f"{path} is missing; fetch the model again") from error
-    except ValueError as error:
-        raise BadCheckpoint(f"{path} is no JSON ({error}); fetch the model again") from error
-    if not isinstance(value, dict):
-        raise BadCheckpoint(f"{path} holds no JSON object; fetch the model again")
-    return value
 
 
 def is_complete(folder: Path) -> bool:

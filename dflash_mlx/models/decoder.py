@@ -14,6 +14,7 @@ import mlx.nn as nn
 from dflash_mlx.cache import FullCache, LayerCache, Mask
 from dflash_mlx.metal.chosen_head import no_head
 from dflash_mlx.models.protocols import FindBest, TargetShape, Walked
+from dflash_mlx.models.reading import step_bytes
 
 
 class DecoderTarget:
@@ -45,6 +46,7 @@ class DecoderTarget:
             vocab_size=self._args.vocab_size,
             max_rows=self._max_rows(),
             row_bytes=self._row_bytes(),
+            step_bytes=self._step_bytes(),
         )
 
     @property
@@ -139,3 +141,8 @@ class DecoderTarget:
         caches = self.make_caches()
         self.walk(mx.zeros((1, 1), mx.int32), caches, ())
         return sum(cache.row_bytes for cache in caches)
+
+    def _step_bytes(self) -> int:
+        """Bytes of weights that a plain step reads."""
+        head = self._body.embed_tokens if self.is_tied else None
+        return step_bytes(self.model, self._args, head)

@@ -38,6 +38,8 @@ class TargetShape:
     max_rows: int
     row_bytes: int
     """Bytes that one committed token adds to the target's caches."""
+    step_bytes: int
+    """Bytes of weights that a plain step reads; of routed experts those that a token takes."""
 
 
 class Target(Protocol):

@@ -14,8 +14,8 @@ from dflash_mlx.compute import Compute, compute_here, weight_bytes
 from dflash_mlx.doctor.machine import Machine
 from dflash_mlx.engine import Files, LoadHooks, bring
 from dflash_mlx.errors import BadRequest, OutOfMemoryBudget
-from dflash_mlx.hub.model_folder import read_json
 from dflash_mlx.hub.resolve import Resolved
+from dflash_mlx.json_file import read_json
 from dflash_mlx.loading import LoadedTarget, load_draft, load_target
 from dflash_mlx.models.draft import BoundDraft
 from dflash_mlx.models.draft_file import read_draft_config

@@ -8,6 +8,8 @@ drafted it. It is learned from blocks of any width, and gives the tokens of any 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
 
 _FORGET = 0.97
 """Weight that a round's evidence keeps with each later round: a memory of about 33 rounds."""
@@ -18,13 +20,37 @@ _LONG_RUN = 0.02
 _BORROWED = 2.0
 """Rounds of evidence that a position's neighbour (or a parent's estimate) counts for."""
 
+_UNKNOWN = 0.6
+"""The first hazard where nothing was seen."""
+
+_KEPT = 0.9
+"""Weight that a request's evidence keeps with each later request."""
+
+_WORTH = 8.0
+"""Rounds that earlier requests count for in a new one: a few rounds outweigh them."""
+
 
 @dataclass(frozen=True)
 class Start:
-    """What earlier requests of a pair suggest: hazards by position, and their weight in rounds."""
+    """What earlier requests of a pair saw, the older the less.
 
-    hazards: tuple[float, ...] = ()
-    n_rounds: float = 0.0
+    `tries[k]` rounds drafted token k and accepted all before it; `hits[k]` accepted it too.
+    """
+
+    tries: tuple[float, ...] = ()
+    hits: tuple[float, ...] = ()
+
+    @cached_property
+    def hazards(self) -> tuple[float, ...]:
+        """The hazards by position; one that was hardly seen is taken to be as the one before."""
+        return tuple(_leaning(_UNKNOWN, self.tries, self.hits))
+
+    def joined(self, request: "Start") -> "Start":
+        """Return this with what one more request saw."""
+        return Start(
+            _faded_sum(self.tries, request.tries),
+            _faded_sum(self.hits, request.hits),
+        )
 
 
 class Acceptance:
@@ -38,12 +64,14 @@ class Acceptance:
     """
 
     def __init__(
-        self, n_positions: int, first: float = 0.6, parent: "Acceptance | None" = None
+        self, n_positions: int, first: float = _UNKNOWN, parent: "Acceptance | None" = None
     ) -> None:
         self._first = first
         self._parent = parent
         self._tries = [0.0] * n_positions
         self._hits = [0.0] * n_positions
+        self._all_tries = [0.0] * n_positions
+        self._all_hits = [0.0] * n_positions
         self._falls = [1.0] * n_positions  # odds of a position, in those of the one before
 
     def observe(self, n_drafted: int, n_accepted: int) -> None:
@@ -54,6 +82,12 @@ class Acceptance:
         for position in range(min(n_accepted + 1, n_drafted, len(self._tries))):
             self._tries[position] += 1
             self._hits[position] += position < n_accepted
+            self._all_tries[position] += 1
+            self._all_hits[position] += position < n_accepted
+
+    def seen(self) -> Start:
+        """Return all that was observed, nothing forgotten."""
+        return Start(tuple(self._all_tries), tuple(self._all_hits))
 
     def fade(self, share: float) -> None:
         """Keep only `share` of the weight of all evidence."""
@@ -82,9 +116,16 @@ class Acceptance:
             for hazard, tries in zip(self.hazards(), self._tries, strict=True)
         ]
 
+    def hoped(self, first: float) -> list[float]:
+        """Return the hazards of a text whose first is `first` and falls as elsewhere."""
+        found = [first]
+        for fall in self._falls[1:]:
+            found.append(_times(found[-1], fall))
+        return found
+
     def begin(self, start: Start) -> None:
         """Take what was learned elsewhere as evidence, and how odds fall for good."""
-        hazards, alive = start.hazards, start.n_rounds
+        hazards, alive = start.hazards, _WORTH
         self._first = hazards[0] if hazards else self._first
         for position, hazard in enumerate(hazards[: len(self._tries)]):
             self._tries[position] = alive
@@ -93,6 +134,19 @@ class Acceptance:
         for position in range(1, min(len(hazards), len(self._falls))):
             fall = _odds(hazards[position]) / _odds(hazards[position - 1])
             self._falls[position] = min(fall, 1.0)
+
+
+def _leaning(lean: float, tries: Sequence[float], hits: Sequence[float]) -> list[float]:
+    """Return hazards of which each leans on the one before it, the first on `lean`."""
+    found = []
+    for tried, hit in zip(tries, hits, strict=True):
+        lean = (hit + _BORROWED * lean) / (tried + _BORROWED)
+        found.append(lean)
+    return found
+
+
+def _faded_sum(old: Sequence[float], new: Sequence[float]) -> tuple[float, ...]:
+    return tuple(_KEPT * a + b for a, b in zip_longest(old, new, fillvalue=0.0))
 
 
 def _odds(chance: float) -> float:

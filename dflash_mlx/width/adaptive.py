@@ -113,9 +113,9 @@ class AdaptiveBlock:
         """Whether the draft is stopped for the rest of the request."""
         return self._broken
 
-    def hazards(self) -> tuple[float, ...]:
+    def seen(self) -> Start:
         """Return the acceptance found by position; nothing where hardly anything was drafted."""
-        return tuple(self._all.hazards()) if self._n_drafted >= _TELLING else ()
+        return self._all.seen() if self._n_drafted >= _TELLING else Start()
 
     def outlook(self, context: int) -> tuple[int, float]:
         """Return the best drafting width behind `context` rows, and its speed in plain speeds."""
@@ -284,7 +284,7 @@ class AdaptiveBlock:
         costs = self._costs.relative(self._context)
         widths = range(2, self._trusted_rows() + 1)
         for hope in _HOPES:
-            tokens = expected_tokens([hope] * (self._max_rows - 1))
+            tokens = expected_tokens(self._all.hoped(hope))
             gains = {width: tokens[width - 1] / costs[width - 1] for width in widths}
             winning = [width for width in widths if gains[width] > _EDGE]
             if winning:

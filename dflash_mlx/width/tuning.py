@@ -9,9 +9,6 @@ from dflash_mlx.width.adaptive import AdaptiveBlock
 from dflash_mlx.width.costs import CostCurve, LiveCosts
 from dflash_mlx.width.overlap import Overlap
 
-_WORTH = 12.0
-"""Rounds that the start from earlier requests counts for: a few rounds outweigh it."""
-
 
 class Tuning:
     """Costs and habits of a pair of up to `max_rows` rows. Used by one request at a time.
@@ -21,7 +18,7 @@ class Tuning:
 
     def __init__(self, curve: CostCurve, max_rows: int, start: Start | None = None) -> None:
         self.costs = LiveCosts(curve, max_rows)
-        self.start = start if start and len(start.hazards) == max_rows - 1 else Start()
+        self.start = start if start and len(start.tries) == max_rows - 1 else Start()
         self._overlaps: dict[int | None, Overlap] = {}
 
     def overlap(self, block: int | None = None) -> Overlap:
@@ -37,9 +34,5 @@ class Tuning:
 
     def learn(self, policy: AdaptiveBlock) -> None:
         """Take over what a finished request has found out about acceptance."""
-        found = policy.hazards()
-        if not found:
-            return
-        before = self.start.hazards or found
-        blend = tuple((new + old) / 2 for new, old in zip(found, before, strict=True))
-        self.start = Start(blend, _WORTH)
+        if (found := policy.seen()).tries:
+            self.start = self.start.joined(found)

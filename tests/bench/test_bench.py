@@ -7,10 +7,11 @@ from html.parser import HTMLParser
 import pytest
 
 from dflash_mlx.bench.arms import AUTO, PLAIN, Answer, DFlashArm, PlainArm, prompt_ids
+from dflash_mlx.bench.earlier import read_earlier, side_by_side
 from dflash_mlx.bench.forwards import Forward, forwards
 from dflash_mlx.bench.page import page
 from dflash_mlx.bench.parity import Parity, compare
-from dflash_mlx.bench.report import lines, side_by_side
+from dflash_mlx.bench.report import lines
 from dflash_mlx.bench.run import BenchConfig, Measured, Sample, run
 from dflash_mlx.bench.suites import KINDS, Prompt, bundled, data_set, long_document
 from dflash_mlx.bench.summary import spread, summarise, verdict
@@ -20,6 +21,7 @@ from dflash_mlx.errors import BadRequest
 from dflash_mlx.width.costs import CostCurve
 from dflash_mlx.width.tuning import Tuning
 from dflash_mlx.worker import Worker
+from tests.commands.results import STATS
 from tests.tiny import loaded_pair, random_draft
 
 PROMPTS = [Prompt("code", "def f():"), Prompt("chat", "Hello")]
@@ -105,16 +107,34 @@ def test_report_has_every_arm_on_every_kind(report):
     assert all(0 <= share <= 1 for share in block.by_position)
 
 
+def test_acceptance_by_position_counts_the_rounds_that_drafted(engine):
+    """Of an answer that was parked, one round in a hundred drafted; it is no hundred rounds."""
+    answer = PlainArm().answer(engine, PROMPTS[0], 4)
+    seen = [(100, (1.0,), (1,)), (9, (1 / 3, 1.0), (9, 3))]
+    stats = [
+        replace(STATS, rounds=rounds, accepted_by_position=shares, drafted_by_position=counts)
+        for rounds, shares, counts in seen
+    ]
+    measured = Measured([PROMPTS[0]], parity={(AUTO, 0): Parity("equal")})
+    measured.samples = [
+        Sample(AUTO, 0, "code", repeat, replace(answer, stats=each))
+        for repeat, each in enumerate(stats)
+    ]
+    report = summarise(engine, measured, BenchConfig(), [], None, None)
+    assert report.figures[0].by_position == (4 / 10, 1.0)
+
+
 def test_report_is_plain_json(report):
     """A report that only Python reads cannot be compared by anything else."""
     values = json.loads(json.dumps(report.as_values()))
     assert values["complete"] and values["parity"] and values["verdict"]["why"]
 
 
-def test_two_runs_can_be_set_side_by_side(report):
+def test_two_runs_can_be_set_side_by_side(report, tmp_path):
     """A change that slows one kind down must show."""
-    before = json.loads(json.dumps(report.as_values()))
-    shown = list(side_by_side(before, report))
+    file = tmp_path / "earlier.json"
+    file.write_text(json.dumps(report.as_values()))
+    shown = list(side_by_side(read_earlier(file), report))
     assert len(shown) == 3 + len(report.figures)
     assert all("+0.0%" in line for line in shown[3:])
 

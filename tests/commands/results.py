@@ -11,6 +11,7 @@ STATS = Stats(
     tokens_per_round=2.4,
     accepted_lengths={0: 4, 1: 2, 3: 4},
     accepted_by_position=(0.6, 0.4, 0.4, 0.0, 0.0, 0.0, 0.0),
+    drafted_by_position=(10,) * 7,
     prefill_s=0.5,
     decode_s=2.0,
     prefill_tps=100.0,

@@ -54,12 +54,29 @@ def test_bench_writes_json_page_and_comparison(loads, capsys, tmp_path):
     assert "before" in capsys.readouterr().out
 
 
-def test_bench_refuses_a_comparison_with_something_else(loads, capsys, tmp_path):
-    """A settings file given by mistake is a user's error."""
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": 1}',
+        "[1]",
+        '{"made": "", "machine": {}, "pair": {}, "figures": []}',
+        '{"made": "", "machine": {"mlx": "", "chip": "", "device": "", "blas": ""}, '
+        '"pair": {"model": ""}, "figures": [{"arm": "plain", "kind": "all", "speed": 3}]}',
+    ],
+)
+def test_bench_refuses_a_comparison_with_something_else(loads, capsys, tmp_path, text):
+    """A settings file given by mistake is a user's error, told before an hour of measuring."""
     other = tmp_path / "other.json"
-    other.write_text('{"a": 1}')
+    other.write_text(text)
     assert main(["bench", *QUICK, "--compare", str(other)]) == 2
-    assert "no report" in capsys.readouterr().err
+    assert "no report" in capsys.readouterr().err and loads == []
+
+
+def test_bench_prints_its_figures_though_the_page_cannot_be_written(loads, capsys):
+    """A full disk took an hour's figures with it."""
+    assert main(["bench", *QUICK, "--html", "/dev/full"]) == 1
+    printed = capsys.readouterr()
+    assert "verdict:" in printed.out and "/dev/full cannot be written" in printed.err
 
 
 def test_bench_without_a_draft_says_so(loads, capsys):

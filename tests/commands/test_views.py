@@ -23,6 +23,7 @@ PLAIN = replace(
         acceptance=None,
         accepted_lengths={},
         accepted_by_position=(),
+        drafted_by_position=(),
         draft_s=None,
         verify_s=None,
     ),

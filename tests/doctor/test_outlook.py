@@ -9,9 +9,9 @@ from dflash_mlx.decode import Pair
 from dflash_mlx.doctor.combinations import check_combination
 from dflash_mlx.doctor.outlook import check_auto, plot
 from dflash_mlx.learning import keep, place_of, tuned
-from dflash_mlx.width.acceptance import Start
 from dflash_mlx.width.costs import CostCurve
 from tests.tiny import loaded_pair, random_draft
+from tests.width.starts import start_of
 
 CURVE = CostCurve((1, 8), (0,), ((0.010, 0.020),))
 
@@ -35,7 +35,7 @@ def test_without_costs_it_says_when_they_are_measured(loaded, tmp_path):
 def test_costs_are_shown_with_the_choice_and_its_reason(loaded, tmp_path):
     """Users asked which knob matters; the answer is a number of rows and why."""
     store, facts = CostStore(tmp_path), {}
-    store.save(place_of(loaded), Learned(CURVE, Start((0.9,) * 7, 6.0)))
+    store.save(place_of(loaded), Learned(CURVE, start_of(*[0.9] * 7)))
     costs, choice = _texts(loaded, store, facts)
     assert "█" in costs and "8 rows: 2.0" in costs
     assert "8 rows" in choice and "times plain speed" in choice
@@ -45,7 +45,7 @@ def test_costs_are_shown_with_the_choice_and_its_reason(loaded, tmp_path):
 def test_a_draft_that_loses_is_said_to_lose(loaded, tmp_path):
     """Off, and why, in the same words for every machine."""
     store = CostStore(tmp_path)
-    store.save(place_of(loaded), Learned(CURVE, Start((0.05,) * 7, 6.0)))
+    store.save(place_of(loaded), Learned(CURVE, start_of(*[0.05] * 7)))
     assert "begins with plain decoding" in _texts(loaded, store)[1]
 
 

@@ -38,7 +38,7 @@ class Lender:
         self.projection = head.T
         self.scale = scale
         rows, dim = self.embedding.shape
-        self.shape = TargetShape("lender", dim, 8, rows, 256, 1)
+        self.shape = TargetShape("lender", dim, 8, rows, 256, 1, 1)
 
     def embed(self, tokens: mx.array) -> mx.array:
         return self.embedding[tokens] * self.scale

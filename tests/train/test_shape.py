@@ -42,8 +42,8 @@ SMOL = {
     "rope_theta": 1e5,
     "tie_word_embeddings": True,
 }
-WIDE = TargetShape("qwen3", 2560, 36, 151936, 40960, 1)
-NARROW = TargetShape("llama", 576, 30, 49152, 8192, 1)
+WIDE = TargetShape("qwen3", 2560, 36, 151936, 40960, 1, 1)
+NARROW = TargetShape("llama", 576, 30, 49152, 8192, 1, 1)
 
 
 def shape(facts, config, n_parameters, **wishes):

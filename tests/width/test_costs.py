@@ -9,6 +9,7 @@ import pytest
 from dflash_mlx.cost_store import CostStore, Learned, Place
 from dflash_mlx.width.acceptance import Start
 from dflash_mlx.width.costs import CostCurve, LiveCosts
+from tests.width.starts import start_of
 
 CURVE = CostCurve((1, 2, 8), (0,), ((0.010, 0.012, 0.024),), row_s=1e-6)
 PLACE = Place("M9", "metal", "some/model", "some/draft", "4 bits", "accelerate", "0.32.4")
@@ -94,7 +95,7 @@ def test_what_was_learned_is_read_back(tmp_path):
     """Measuring again at every start would cost two seconds each time."""
     costs = LiveCosts(CURVE, 8)
     _watch(costs, 1, 0.02)
-    store, learned = CostStore(tmp_path / "new"), Learned(costs.learned(), Start((0.5, 0.4), 6.0))
+    store, learned = CostStore(tmp_path / "new"), Learned(costs.learned(), start_of(0.5, 0.4))
     assert store.load(PLACE) == (None, None)
     assert store.save(PLACE, learned) is None
     assert store.load(PLACE) == (learned, None)
