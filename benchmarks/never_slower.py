@@ -2,7 +2,8 @@
 
     python benchmarks/never_slower.py auto --tokens 512 --repeats 5
     python benchmarks/never_slower.py peers --official peer-a/bin/python --dspark peer-b/bin/python
-    python benchmarks/never_slower.py report --json FILE    of a run that was broken off
+    python benchmarks/never_slower.py report --json FILE    of a run that was broken off; to go
+                                                            on with it: --resume, as it was begun
 
 The embedded pair in float32 on OpenBLAS, greedy. `auto` writes on past end tokens, so that every
 answer has its 512 tokens, and its arms take turns every 16 tokens of their answers, each turn
@@ -42,14 +43,14 @@ def main() -> None:
     parser.add_argument("--official", type=Path, help="python with dflash 0.1.0")
     parser.add_argument("--dspark", type=Path, help="python with mlx-dspark 0.20.3")
     parser.add_argument("--json", type=Path, help="write every run here as well")
+    parser.add_argument("--resume", action="store_true", help="go on with the runs in --json")
     options = parser.parse_args()
     if options.what == "report":
-        runs = [argparse.Namespace(**values) for values in json.loads(options.json.read_text())]
-        report(runs)
+        report(kept(options.json))
         return
     dflash_mlx.use_openblas()
     with dflash_mlx.load("smollm2-135m") as engine, tempfile.TemporaryDirectory() as folder:
-        runs = []
+        runs = kept(options.json) if options.resume else []
         engine.worker.run(lambda: measure(engine.loaded, options, Path(folder), runs))
     report(runs)
 
@@ -82,6 +83,8 @@ def measure(loaded, options, folder, runs):
         start(work[0][1], 16).write(16)
     for repeat in range(options.repeats):
         for number, (kind, ids) in enumerate(work):
+            if any((run.prompt, run.repeat) == (number, repeat) for run in runs):
+                continue
             answers = {name: start(ids, options.tokens) for name, start in arms.items()}
             in_turns(answers, options.tokens, turn, repeat + number)
             for name, answer in answers.items():
@@ -103,6 +106,11 @@ def measure(loaded, options, folder, runs):
                 options.json.write_text(json.dumps([vars(run) for run in runs], default=list))
     for peer in peers.values():
         peer.close()
+
+
+def kept(file):
+    """Return the runs of a `--json` file."""
+    return [argparse.Namespace(**values) for values in json.loads(file.read_text())]
 
 
 def in_turns(answers, n_tokens, turn, shift):

@@ -69,7 +69,10 @@ def side_by_side(old: Earlier, new: Report) -> Iterator[str]:
 
 def _spread(values: Mapping[str, float]) -> Spread:
     found = Spread(
-        *(float(values[name]) for name in ("median", "low", "high")), count=int(values["count"])
+        median=float(values["median"]),
+        low=float(values["low"]),
+        high=float(values["high"]),
+        count=int(values["count"]),
     )
     if found.median <= 0:
         raise ValueError(f"speed of {found.median} tokens/s")
