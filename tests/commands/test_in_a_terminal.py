@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -38,18 +39,22 @@ class Session:
     def type(self, text):
         os.write(self.ours, text.encode())
 
-    def interrupt_line(self):
-        """Type Ctrl-C while a line is edited, and a backspace a little later.
+    def interrupt_line(self, text):
+        """Type Ctrl-C while a line is edited, until `text` is shown.
 
-        A signal between two reads of CPython's line editor is noticed with the next key.
+        CPython's line editor looks for signals where it waits for a key, so one that comes while
+        a key is being shown, as no person's does, is not noticed before the next signal.
         """
-        self.type("\x03")
-        time.sleep(0.5)
-        self.type("\x7f")
+        for _ in range(3):
+            self.type("\x03")
+            with suppress(AssertionError):
+                self.wait_for(text, _PATIENCE_S / 6)
+                return
+        raise AssertionError(f"no {text!r} after Ctrl-C in {self.seen!r}")
 
-    def wait_for(self, text):
+    def wait_for(self, text, patience_s=_PATIENCE_S):
         """Read until `text` was shown behind what was last waited for; return what was shown."""
-        end = time.monotonic() + _PATIENCE_S
+        end = time.monotonic() + patience_s
         while (at := self.seen.find(text)) < 0:
             assert time.monotonic() < end, f"no {text!r} in {self.seen!r}"
             if select.select([self.ours], [], [], 0.2)[0]:
@@ -120,10 +125,10 @@ def test_a_conversation(start, tmp_path):
     chat.wait_for("> ")
     chat.type("\x1b[A\x1b[A")  # two lines up is what was asked first
     chat.wait_for("Hello")
-    chat.interrupt_line()
-    chat.wait_for("Ctrl-C again, or Ctrl-D, leaves")
+    chat.interrupt_line("Ctrl-C again, or Ctrl-D, leaves")
     chat.wait_for("> ")
-    chat.interrupt_line()
+    time.sleep(0.5)  # the editor has shown its prompt and waits
+    chat.type("\x03")
     code, rest = chat.end()
     assert code == 130
     assert "Traceback" not in rest
