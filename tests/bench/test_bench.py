@@ -27,6 +27,8 @@ from tests.tiny import loaded_pair, random_draft
 PROMPTS = [Prompt("code", "def f():"), Prompt("chat", "Hello")]
 CURVE = CostCurve((1, 8), (0,), ((0.01, 0.02),))
 
+pytestmark = pytest.mark.xdist_group("bench")  # the report is made once
+
 
 @pytest.fixture(scope="module")
 def engine(target):
