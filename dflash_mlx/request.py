@@ -57,7 +57,6 @@ class Request:
         self._text = AnswerText(tokenizer.decode, ends, config.stop)
         self._splitter = ThinkingSplitter(tokenizer.thinking_marks, tokenizer.opens_thought(ids))
         self._meter = Meter()
-        self._n_tidied = 0
         self._written: list[str] = []
 
     def run(self, cache: PairCache, cached: int, stable: int = 0) -> Result:
@@ -124,8 +123,9 @@ class Request:
             for done, after in decode(pair, cache, state, plan):
                 state = after
                 self.history = state.history
-                if self._meter.add(done) // _TIDY_EVERY > self._n_tidied:
-                    self._n_tidied += 1
+                before = self._meter.committed
+                self._meter.add(done)
+                if self._meter.committed // _TIDY_EVERY > before // _TIDY_EVERY:
                     mx.clear_cache()
                 self._emit(self._text.take(), done.tokens)
                 self._meter.park(self._policy.parked, len(self.history) - n_prompt)

@@ -65,8 +65,8 @@ class Meter:
     parked_at: int | None = None
     reason: str | None = None
 
-    def add(self, done: Round) -> int:
-        """Count one round; return the tokens committed so far."""
+    def add(self, done: Round) -> None:
+        """Count one round."""
         self.rounds += 1
         self.committed += len(done.tokens)
         self.decode_s += done.seconds
@@ -80,7 +80,6 @@ class Meter:
             self.lengths[done.accepted] += 1
             self.tried.update(range(done.drafted))
             self.hits.update(range(done.accepted))
-        return self.committed
 
     def park(self, reason: str | None, n_tokens: int) -> None:
         """Note whether drafting is stopped behind `n_tokens` tokens, and why."""
@@ -97,11 +96,16 @@ class Meter:
 
     def by_position(self) -> tuple[float, ...]:
         """Share of rounds that accepted draft token i, of those that drafted it."""
-        return tuple(self.hits[i] / self.tried[i] for i in sorted(self.tried))
+        return shares(self.hits, self.tried)
 
     def tried_by_position(self) -> tuple[int, ...]:
         """Rounds that drafted token i."""
         return tuple(self.tried[i] for i in sorted(self.tried))
+
+
+def shares(hits: Counter[int], tried: Counter[int]) -> tuple[float, ...]:
+    """Return by position what part of the rounds that drafted a token accepted it."""
+    return tuple(hits[i] / tried[i] for i in sorted(tried))
 
 
 def rate(amount: int, seconds: float) -> float | None:

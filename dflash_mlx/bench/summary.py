@@ -19,7 +19,7 @@ from dflash_mlx.bench.forwards import Forward
 from dflash_mlx.bench.run import BenchConfig, Measured, Sample
 from dflash_mlx.engine import Engine
 from dflash_mlx.learning import place_of
-from dflash_mlx.stats import Stats
+from dflash_mlx.stats import Stats, shares
 
 _WORTH = 1.03
 """Speed beyond plain decoding's that makes drafting worth its memory."""
@@ -247,7 +247,7 @@ def _by_position(stats: Sequence[Stats]) -> tuple[float, ...]:
         for position, count in enumerate(each.drafted_by_position):
             tried[position] += count
             hits[position] += round(each.accepted_by_position[position] * count)
-    return tuple(hits[position] / tried[position] for position in sorted(tried))
+    return shares(hits, tried)
 
 
 def _along(answers: Sequence[Answer], n_points: int = 24) -> tuple[tuple[int, float], ...]:

@@ -46,7 +46,7 @@ class DecoderTarget:
             vocab_size=self._args.vocab_size,
             max_rows=self._max_rows(),
             row_bytes=self._row_bytes(),
-            step_bytes=self._step_bytes(),
+            step_bytes=step_bytes(self.model, self._args, self._last_layer),
         )
 
     @property
@@ -68,8 +68,7 @@ class DecoderTarget:
         )
         if own:
             return None
-        layer: nn.Module = self._body.embed_tokens if self.is_tied else self._text.lm_head
-        return layer
+        return self._last_layer
 
     @property
     def is_tied(self) -> bool:
@@ -142,7 +141,8 @@ class DecoderTarget:
         self.walk(mx.zeros((1, 1), mx.int32), caches, ())
         return sum(cache.row_bytes for cache in caches)
 
-    def _step_bytes(self) -> int:
-        """Bytes of weights that a plain step reads."""
-        head = self._body.embed_tokens if self.is_tied else None
-        return step_bytes(self.model, self._args, head)
+    @property
+    def _last_layer(self) -> nn.Module:
+        """The layer with the head's weights."""
+        layer: nn.Module = self._body.embed_tokens if self.is_tied else self._text.lm_head
+        return layer

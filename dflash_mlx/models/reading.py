@@ -10,7 +10,7 @@ _TAKEN = ("num_experts_per_tok", "moe_topk", "top_k_experts")
 """What configurations call the routed experts that a token takes."""
 
 
-def step_bytes(model: nn.Module, args: Any, head: nn.Module | None) -> int:
+def step_bytes(model: nn.Module, args: Any, head: nn.Module) -> int:
     """Return the bytes of weights that one row of `model` reads.
 
     Routed experts count by the share that a token takes of them, an embedding by one row unless

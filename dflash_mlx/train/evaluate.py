@@ -18,7 +18,7 @@ from dflash_mlx.accept import AcceptRule, match_rule
 from dflash_mlx.config import SamplingConfig
 from dflash_mlx.decode import Cut, Pair, Plan, decode
 from dflash_mlx.prefill import prefill
-from dflash_mlx.stats import Meter
+from dflash_mlx.stats import Meter, shares
 from dflash_mlx.tokenizer import Tokenizer
 from dflash_mlx.train.anchors import Blocks, draw_blocks
 from dflash_mlx.train.samples import Sample
@@ -104,7 +104,7 @@ def sequentially(
         rounds=rounds,
         tokens_per_round=tokens / max(1, rounds),
         by_kind={kind: m.committed / max(1, m.rounds) for kind, m in meters.items()},
-        accepted_by_position=tuple(hits[i] / tried[i] for i in sorted(tried)),
+        accepted_by_position=shares(hits, tried),
         accepted_lengths=dict(sorted(lengths.items())),
     )
 
@@ -150,5 +150,5 @@ def by_anchors(
         accepted += np.cumprod(right, axis=1).sum(axis=0)
         tried += blocks.known.sum(axis=0)
         count += len(blocks.anchors)
-    shares = accepted / np.maximum(tried, 1)
-    return ByAnchors(count, float(1 + accepted.sum() / max(1, count)), tuple(shares.tolist()))
+    found = accepted / np.maximum(tried, 1)
+    return ByAnchors(count, float(1 + accepted.sum() / max(1, count)), tuple(found.tolist()))

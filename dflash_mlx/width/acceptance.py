@@ -43,7 +43,10 @@ class Start:
     @cached_property
     def hazards(self) -> tuple[float, ...]:
         """The hazards by position; one that was hardly seen is taken to be as the one before."""
-        return tuple(_leaning(_UNKNOWN, self.tries, self.hits))
+        found, lean = [], _UNKNOWN
+        for tries, hits in zip(self.tries, self.hits, strict=True):
+            found.append(lean := _leaning(lean, tries, hits))
+        return tuple(found)
 
     def joined(self, request: "Start") -> "Start":
         """Return this with what one more request saw."""
@@ -57,16 +60,14 @@ class Acceptance:
     """Hazards of up to `n_positions` draft tokens.
 
     A position without evidence is taken to be like the one before it, the first as it was in the
-    long run, or like `first` to begin with; so a width never tried looks as good as the last one
+    long run, or a guess to begin with; so a width never tried looks as good as the last one
     that was tried, and gets tried. Where a start from elsewhere shows that odds fall from one
     position to the next, they are taken to fall so here. With a `parent` (the same text seen
     without a distinction made here) positions lean on the parent instead.
     """
 
-    def __init__(
-        self, n_positions: int, first: float = _UNKNOWN, parent: "Acceptance | None" = None
-    ) -> None:
-        self._first = first
+    def __init__(self, n_positions: int, parent: "Acceptance | None" = None) -> None:
+        self._first = _UNKNOWN
         self._parent = parent
         self._tries = [0.0] * n_positions
         self._hits = [0.0] * n_positions
@@ -105,8 +106,7 @@ class Acceptance:
         found = []
         for position, tries in enumerate(self._tries):
             lean = leans[position] if leans else _times(lean, self._falls[position])
-            lean = (self._hits[position] + _BORROWED * lean) / (tries + _BORROWED)
-            found.append(lean)
+            found.append(lean := _leaning(lean, tries, self._hits[position]))
         return found
 
     def hopeful(self, errors: float) -> list[float]:
@@ -136,13 +136,9 @@ class Acceptance:
             self._falls[position] = min(fall, 1.0)
 
 
-def _leaning(lean: float, tries: Sequence[float], hits: Sequence[float]) -> list[float]:
-    """Return hazards of which each leans on the one before it, the first on `lean`."""
-    found = []
-    for tried, hit in zip(tries, hits, strict=True):
-        lean = (hit + _BORROWED * lean) / (tried + _BORROWED)
-        found.append(lean)
-    return found
+def _leaning(lean: float, tries: float, hits: float) -> float:
+    """Return the hazard of a position, which without evidence is `lean`."""
+    return (hits + _BORROWED * lean) / (tries + _BORROWED)
 
 
 def _faded_sum(old: Sequence[float], new: Sequence[float]) -> tuple[float, ...]:
