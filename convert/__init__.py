@@ -16,6 +16,7 @@ from dflash_mlx.convert.progress import Progress, Watcher, unwatched
 from dflash_mlx.convert.shards import write_weights
 from dflash_mlx.convert.verify import verify
 from dflash_mlx.convert.workfolder import WorkFolder, check_replaceable
+from dflash_mlx.typed_path import typed_path
 
 __all__ = [
     "ConvertConfig",
@@ -35,7 +36,7 @@ def plan_conversion(config: ConvertConfig, watch: Watcher = unwatched) -> list[J
         DFlashError: the source cannot be converted as asked; the message says what to do.
     """
     if config.out:
-        check_replaceable(config.out.expanduser(), config.force)
+        check_replaceable(typed_path(config.out), config.force)
     sources = open_sources(config, watch)
     return [make_job(source, config, folder, watch) for folder, source in sources.items()]
 

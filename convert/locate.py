@@ -8,6 +8,7 @@ from dflash_mlx.cards import registry
 from dflash_mlx.errors import BadRequest, DFlashError
 from dflash_mlx.hub import resolve as hub
 from dflash_mlx.hub.pins import Pins, default_folder
+from dflash_mlx.typed_path import is_there, typed_path
 
 _SUFFIXES = (".gguf", ".safetensors", ".bin", ".pt")
 _CARDS = ("README*", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
@@ -31,14 +32,7 @@ def locate(reference: str, revision: str | None, on_step: hub.Step = lambda text
         BadRequest: a file of another kind, or a revision of something that has none.
         UnknownModel, DownloadFailed, UnsupportedModel: what the hub has to say.
     """
-    path = Path(reference).expanduser()
-    try:
-        exists = path.exists()
-    except OSError as error:
-        raise BadRequest(
-            f"{reference} cannot be followed ({error.strerror}); give a path"
-        ) from error
-    if exists:
+    if is_there(path := typed_path(reference)):
         if revision:
             raise BadRequest(f"{reference} is a local path and has no revision {revision!r}")
         return _local(path)

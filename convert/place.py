@@ -11,6 +11,7 @@ from dflash_mlx.convert.options import ConvertConfig
 from dflash_mlx.convert.workfolder import partial_folder
 from dflash_mlx.errors import BadRequest, OutOfDisk
 from dflash_mlx.hub.download import free_bytes
+from dflash_mlx.typed_path import typed_path
 
 
 def output_folder(config: ConvertConfig, jobs: Sequence[Job]) -> Path:
@@ -19,7 +20,7 @@ def output_folder(config: ConvertConfig, jobs: Sequence[Job]) -> Path:
     Raises:
         BadRequest: it lies inside a source, or a source inside it.
     """
-    out = (config.out.expanduser() if config.out else Path.cwd() / default_name(jobs)).absolute()
+    out = (typed_path(config.out) if config.out else Path.cwd() / default_name(jobs)).absolute()
     for job in jobs:
         source = job.source.located.folder.resolve()
         if job.source.located.file is None and out.resolve().is_relative_to(source):

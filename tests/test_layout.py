@@ -13,7 +13,7 @@ FOLDERS |= {"dflash_mlx.metal": ROOT / "metal", "dflash_mlx.convert": ROOT / "co
 
 LEVELS = (
     # the ground: no models, no rows
-    ("errors", "config", "blas", "json_file", "metal"),
+    ("errors", "config", "blas", "json_file", "typed_path", "metal"),
     # forward passes, rows, pure functions over them
     (
         *("models", "cache", "sampling", "constraints", "accept", "compute", "memory"),
@@ -26,7 +26,7 @@ LEVELS = (
     ),
     # names, files and conversations
     (
-        *("cards", "doctor", "gguf", "hub", "feed", "tokenizer"),
+        *("cards", "data_file", "doctor", "gguf", "hub", "feed", "tokenizer"),
         *("loading", "loaded", "worker", "answer", "request", "session", "engine"),
         *("calibrate", "cost_store", "learning", ""),
         *("kernels", "racing"),

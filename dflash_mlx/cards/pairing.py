@@ -1,11 +1,12 @@
 """Which target and which draft a user means: nickname, path or hub id into two references."""
 
+import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from dflash_mlx.cards import registry
 from dflash_mlx.config import PairCard
 from dflash_mlx.errors import BadRequest
+from dflash_mlx.typed_path import is_there, typed_path
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ def choose(model: str, draft: str = "auto") -> Choice:
     """
     if not model.strip() or not draft.strip():
         raise BadRequest("model and draft need a name, a path or a hub id; neither may be empty")
-    local = Path(model).expanduser().exists()
+    local = is_there(typed_path(model))
     card = None if local else registry.find(model) or registry.card_for(model)
     named = card is not None and registry.find(model) is card
     target = card.target if card and named else model
@@ -50,8 +51,8 @@ def _with_draft(chosen: Choice, draft: str, model: str) -> Choice:
         return chosen
     if draft != "auto":
         return _with_named_draft(chosen, draft)
-    beside = Path(model).expanduser() / "draft"
-    if beside.is_dir():
+    beside = typed_path(model) / "draft"
+    if os.path.isdir(beside):
         return replace(chosen, draft=str(beside))
     card = chosen.card
     if card and card.draft:
@@ -61,7 +62,7 @@ def _with_draft(chosen: Choice, draft: str, model: str) -> Choice:
 
 def _with_named_draft(chosen: Choice, draft: str) -> Choice:
     """Return `chosen` with the draft of that name, held to the commit that a card gives it."""
-    if Path(draft).expanduser().exists():
+    if is_there(typed_path(draft)):
         return replace(chosen, draft=draft)
     by_name = registry.find(draft)
     owner = by_name or registry.card_of_draft(draft)

@@ -1,7 +1,6 @@
 """A conversation with a pair: what each line that is typed does to it."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dflash_mlx.commands.answering import show_answer
@@ -11,6 +10,7 @@ from dflash_mlx.commands.stats_view import stats_line, stats_lines
 from dflash_mlx.commands.terminal import Terminal
 from dflash_mlx.commands.transcript import save_transcript
 from dflash_mlx.errors import BadRequest, DFlashError
+from dflash_mlx.typed_path import typed_path
 
 if TYPE_CHECKING:
     from dflash_mlx import Engine, GenerationConfig, Result, Session
@@ -95,7 +95,7 @@ class Talk:
             for line in stats_lines(self._current.results, self._terminal):
                 self._terminal.say(line)
         elif name == "/save" and words:
-            path = Path(rest.strip()).expanduser()
+            path = typed_path(rest.strip())
             pair = self._current
             save_transcript(path, pair.session.messages, pair.engine.loaded.model_name)
             self._terminal.say(f"saved to {path}")

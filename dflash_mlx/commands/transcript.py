@@ -21,10 +21,14 @@ def save_transcript(path: Path, messages: Sequence[Mapping[str, Any]], model: st
     else:
         parts = [f"## {message['role']}\n\n{message['content']}" for message in messages]
         text = "\n\n".join([f"# {model}", *parts])
+    made = False
     try:
         with path.open("x", encoding="utf-8") as file:
+            made = True
             file.write(text + "\n")
     except FileExistsError as error:
         raise BadRequest(f"{path} exists; give another name") from error
     except OSError as error:
+        if made:
+            path.unlink(missing_ok=True)  # a part would stand in the way of the whole
         raise BadRequest(f"{path} cannot be written ({error.strerror}); give another") from error

@@ -21,6 +21,7 @@ from dflash_mlx.hub.download import free_bytes, spelled_bytes
 from dflash_mlx.hub.installer import install_command
 from dflash_mlx.hub.pins import Pins
 from dflash_mlx.hub.resolve import Resolved, find_here, refuse_what_is_no_hub_id
+from dflash_mlx.typed_path import is_there, typed_path
 
 _DISTRIBUTION = "dflash-mlx"
 
@@ -104,7 +105,7 @@ def locate(choice: Choice, pins: Pins) -> tuple[Resolved | None, Resolved | None
         UnknownModel: a name that is nowhere and cannot be on the hub.
     """
     for name in (choice.target, choice.draft):
-        if name and not Path(name).expanduser().exists() and ":" not in name:
+        if name and not is_there(typed_path(name)) and ":" not in name:
             refuse_what_is_no_hub_id(name)
     target = find_here(choice.target, pins=pins, revision=choice.target_revision)
     if choice.draft is None:

@@ -13,6 +13,7 @@ from typing import Any
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
 from dflash_mlx.json_file import read_json
 from dflash_mlx.models.draft_file import is_draft_config
+from dflash_mlx.typed_path import is_there
 
 CheckConfig = Callable[[dict[str, Any]], object]
 """Sees a `config.json` and may refuse it, before any weight is fetched or read."""
@@ -28,7 +29,7 @@ def check_folder(folder: Path, check_config: CheckConfig = lambda config: None) 
         UnsupportedModel: the model is defined by code in its repository.
     """
     file = folder / "config.json"
-    if not file.exists():
+    if not is_there(file):
         raise BadCheckpoint(
             f"{folder} has no config.json, so it is no model; give the folder that holds "
             "config.json and the safetensors, or a .gguf file"

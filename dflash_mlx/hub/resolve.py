@@ -21,6 +21,7 @@ from dflash_mlx.hub.errors import explained
 from dflash_mlx.hub.installer import install_command
 from dflash_mlx.hub.model_folder import CheckConfig, check_folder, is_complete
 from dflash_mlx.hub.pins import Pins
+from dflash_mlx.typed_path import is_there, typed_path
 
 Step = Callable[[str], None]
 
@@ -67,7 +68,7 @@ def resolve(
         _LOG.info(text)
         on_step(text)
 
-    if (path := Path(reference).expanduser()).exists():
+    if is_there(path := typed_path(reference)):
         say(f"{reference}: found as a local path")
         _check_local(path, check_config)
         return Resolved(path, "path")
@@ -91,7 +92,7 @@ def resolve(
 
 def find_here(reference: str, *, pins: Pins, revision: str | None = None) -> Resolved | None:
     """Return what `resolve` would find on this machine; asks nobody and refuses nothing."""
-    if (path := Path(reference).expanduser()).exists():
+    if is_there(path := typed_path(reference)):
         return Resolved(path, "path")
     if reference.startswith(("wheel:", "package:")):
         packaged = find_packaged(reference)

@@ -117,11 +117,12 @@ def test_model_frees_the_old_pair_before_it_loads(talk, monkeypatch, tmp_path):
     assert "no answers yet" in err
 
 
-def test_a_misspelled_model_frees_nothing(talk, loads):
-    """A typing error must not cost the conversation."""
-    code, _, err = talk("/model nosuch")
+@pytest.mark.parametrize("name", ["nosuch", "~no-such-user/x", f"/{'x' * 300}"])
+def test_a_misspelled_model_frees_nothing(talk, loads, name):
+    """A typing error must not cost the conversation, wherever the slip is."""
+    code, _, err = talk(f"/model {name}")
     assert code == 2
-    assert "nosuch" in err.splitlines()[-1]
+    assert name in err.splitlines()[-1]
     assert loads == [("smollm2-135m", "auto")]
 
 
@@ -134,6 +135,13 @@ def test_a_model_that_does_not_load_gives_the_old_one_back(talk, loads, monkeypa
     assert "Loading smollm2-135m again" in err
     assert loads == [("smollm2-135m", "auto"), ("bad", "auto"), ("smollm2-135m", "auto")]
     assert out
+
+
+def test_a_file_that_cannot_be_saved_to_is_refused(talk):
+    """A slash forgotten behind ~ ended the program, and the conversation with it."""
+    code, _, err = talk("Hello", "/save ~no-such-user/x.md")
+    assert code == 2
+    assert "~no-such-user/x.md cannot be written" in err.splitlines()[-1]
 
 
 @pytest.mark.parametrize("line", ["/nonsense", "/save", "/model", "/model a b c", "/"])
