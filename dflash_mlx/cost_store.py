@@ -6,14 +6,13 @@ anything else is measured again, and said.
 
 import hashlib
 import json
-import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dflash_mlx.json_file import write_json
 from dflash_mlx.width.acceptance import Start
 from dflash_mlx.width.costs import CostCurve
 
@@ -79,15 +78,7 @@ class CostStore:
         curve, start = asdict(learned.curve), asdict(learned.start)
         values = {"format": _FORMAT, "place": asdict(place), "curve": curve, "start": start}
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self.folder, prefix=".costs", text=True)
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    json.dump(values, file, indent=1)
-                os.replace(name, self.folder / place.name)
-            except OSError:
-                Path(name).unlink(missing_ok=True)
-                raise
+            write_json(self.folder / place.name, values)
         except OSError as error:
             return f"costs could not be kept in {self.folder} ({error.strerror})"
         return None

@@ -1,6 +1,8 @@
-"""JSON objects that belong to a model, read or refused in one line."""
+"""JSON files: a model's, read or refused in one line, and ours, replaced whole or not at all."""
 
 import json
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -26,3 +28,21 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadCheckpoint(f"{path} holds no JSON object; fetch the model again")
     return value
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Put `value` in place of the file, whose folder is made; on an error all is as it was.
+
+    Raises:
+        OSError: the folder cannot be made, or the file not be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}", text=True)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(value, file, indent=2, ensure_ascii=False)
+            file.write("\n")
+        os.replace(name, path)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import mlx.core as mx
 
@@ -64,16 +64,6 @@ class Verdict(Generic[GeometryOut]):
     reason: str
 
 
-class Progress(Protocol):
-    """Told before each contest; `done` of `total` are finished."""
-
-    def __call__(self, done: int, total: int, shape: str) -> None: ...
-
-
-def silent(done: int, total: int, shape: str) -> None:
-    """A progress that says nothing."""
-
-
 @dataclass(frozen=True)
 class Gate:
     """Decides contests and remembers the answers in `store`.
@@ -108,30 +98,6 @@ class Gate:
             stored = None if verdict.geometry is None else asdict(verdict.geometry)
             self.store.write(self._stored_key(contest), stored, verdict.reason)
         return verdict
-
-    def decide(
-        self,
-        contests: Sequence[Contest[Geometry]],
-        *,
-        budget_s: float = BUDGET_S,
-        progress: Progress = silent,
-    ) -> list[Verdict[Geometry]]:
-        """An answer for each contest: the stored one, or a new one while `budget_s` lasts.
-
-        Contests for which no time is left are answered with stock MLX and not stored.
-        """
-        started = self.clock()
-        verdicts = []
-        for done, contest in enumerate(contests):
-            verdict = self.recall(contest)
-            if verdict is None and self.clock() - started >= budget_s:
-                reason = f"not raced yet: the {budget_s:g} s for racing were used"
-                verdict = Verdict(contest.kernel, contest.shape, None, reason)
-            elif verdict is None:
-                progress(done, len(contests), contest.shape)
-                verdict = self.answer(contest)
-            verdicts.append(verdict)
-        return verdicts
 
     def _stored_key(self, contest: Contest[Geometry]) -> str:
         # A forced answer was never raced, so it must not pass for one that was.

@@ -6,15 +6,15 @@ that cannot be read counts as empty: the kernels are raced again.
 
 import hashlib
 import json
-import os
 import platform
-import tempfile
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+
+from dflash_mlx.json_file import write_json
 
 
 @dataclass(frozen=True)
@@ -68,19 +68,11 @@ class GateStore:
             self.fault = f"kernel choices could not be kept in {folder} ({error.strerror})"
 
     def _save(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         content = {
             "machine": asdict(self.machine),
             "verdicts": {name: asdict(entry) for name, entry in sorted(self._entries.items())},
         }
-        handle, temporary = tempfile.mkstemp(dir=self.path.parent, suffix=".tmp")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
-        os.replace(temporary, self.path)
-
-    def entries(self) -> dict[str, StoredVerdict]:
-        """All stored verdicts, for `doctor --kernels`."""
-        return dict(self._entries)
+        write_json(self.path, content)
 
 
 def _read(path: Path, machine: Machine) -> dict[str, StoredVerdict]:

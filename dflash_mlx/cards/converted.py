@@ -5,9 +5,11 @@ are forgotten when the list is next written.
 """
 
 import json
+import os
 from pathlib import Path
 
 from dflash_mlx.cards.manifest import FILE
+from dflash_mlx.json_file import write_json
 
 _LIST = "converted.json"
 
@@ -16,16 +18,18 @@ def converted(settings: Path) -> tuple[Path, ...]:
     """Return the converted folders that still are there."""
     try:
         listed = json.loads((settings / _LIST).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):
         # the list only helps to find folders; a broken one is begun anew
         return ()
     paths = [Path(item) for item in listed if isinstance(item, str)] if listed else []
-    return tuple(path for path in paths if (path / FILE).is_file())
+    return tuple(path for path in paths if os.path.isfile(path / FILE))
 
 
 def remember(folder: Path, settings: Path) -> None:
-    """Add `folder` to the list."""
+    """Add `folder` to the list.
+
+    Raises:
+        OSError: the list cannot be written; it is as it was.
+    """
     known = [path for path in converted(settings) if path != folder]
-    settings.mkdir(parents=True, exist_ok=True)
-    text = json.dumps([str(path) for path in [*known, folder]], indent=2)
-    (settings / _LIST).write_text(text + "\n", encoding="utf-8")
+    write_json(settings / _LIST, [str(path) for path in [*known, folder]])

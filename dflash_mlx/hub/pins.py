@@ -9,11 +9,11 @@ import json
 import os
 import re
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_mlx.errors import BadRequest
+from dflash_mlx.json_file import write_json
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -48,23 +48,14 @@ class Pins:
         commits = self._read()
         if repository in commits:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({**commits, repository: commit}, indent=2, sort_keys=True) + "\n"
-        handle, name = tempfile.mkstemp(dir=self.folder, prefix=self.file.name, text=True)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(name, self.file)
-        except OSError:
-            Path(name).unlink(missing_ok=True)
-            raise
+        write_json(self.file, dict(sorted({**commits, repository: commit}.items())))
 
     def _read(self) -> dict[str, str]:
         try:
             commits = json.loads(self.file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {}
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             raise self._unreadable(str(error)) from error
         if not isinstance(commits, dict) or not all(
             isinstance(commit, str) and _COMMIT.fullmatch(commit) for commit in commits.values()

@@ -71,8 +71,7 @@ def _gate(
 
 
 def _decide(chip: Chip, folder: Path, policy: KernelPolicy = "auto") -> Verdict[Entrant]:
-    (verdict,) = _gate(chip, folder, policy).decide([chip.contest()])
-    return verdict
+    return _gate(chip, folder, policy).answer(chip.contest())
 
 
 def test_the_fastest_right_geometry_wins(tmp_path: Path) -> None:
@@ -161,23 +160,6 @@ def test_a_stored_geometry_that_no_longer_exists_is_asked_again(tmp_path: Path) 
     """A release may drop a geometry; its stored name must not be launched."""
     _decide(Chip(), tmp_path)
     assert _gate(Chip(), tmp_path).recall(Chip(ours_s={4: 0.1}).contest()) is None
-
-
-def test_the_time_for_racing_is_kept_and_the_rest_asked_next_time(tmp_path: Path) -> None:
-    """Nobody waits longer than promised; what was not raced is not decided for good."""
-    chip = Chip(compile_s=3.0)
-    contests = [chip.contest(f"shape {n}") for n in range(9)]
-    seen: list[tuple[int, int, str]] = []
-    verdicts = _gate(chip, tmp_path).decide(
-        contests, budget_s=20.0, progress=lambda *args: seen.append(args)
-    )
-    undecided = [v for v in verdicts if "not raced yet" in v.reason]
-    assert 0 < len(undecided) < 9
-    assert all(v.geometry is None for v in undecided)
-    assert seen[0] == (0, 9, "shape 0")
-    assert len(seen) == 9 - len(undecided)
-    again = _gate(chip, tmp_path).decide(contests, budget_s=1000.0)
-    assert all(v.geometry is not None for v in again)
 
 
 def test_off_uses_nothing_and_forgets_nothing(tmp_path: Path) -> None:
