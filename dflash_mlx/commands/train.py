@@ -126,6 +126,8 @@ def train(
         cache_gb=cache,
         seed=seed,
     )
+    if dry_run and (resume or force):
+        raise BadRequest("--dry-run plans a new run and keeps nothing; leave out --resume, --force")
     if dry_run:
         _plan(config, as_json)
     else:
@@ -152,16 +154,17 @@ def _run(asked: "TrainConfig", resume: bool, force: bool, as_json: bool) -> None
     from dflash_mlx.train.run_folder import RunFolder
 
     terminal, folder = Terminal(), RunFolder(asked.run_folder)
-    config = asked
+    check_out(asked.out_folder, force)
     if resume:
         config = resumed(asked, TrainConfig.from_values(folder.facts()["config"]))
-    check_out(config.out.expanduser().absolute(), force)
-    if not resume:
-        folder.begin(force)
-    with folder:
-        if not resume:
-            folder.know(config=config.as_values())
-        result = _work(_prepare(config, terminal), folder, terminal)
+        with folder:
+            result = _work(_prepare(config, terminal), folder, terminal)
+    else:
+        folder.check(force)
+        prepared = _prepare(asked, terminal)  # may be refused, and then nothing was given up
+        with folder.begin(force):
+            folder.know(config=asked.as_values())
+            result = _work(prepared, folder, terminal)
     if as_json:
         typer.echo(json.dumps(result.table()))
     if not result.finished:
@@ -183,7 +186,7 @@ def _work(prepared: "Prepared", folder: "RunFolder", terminal: Terminal) -> "Res
             show_plan(terminal, prepared, plan)
             job.adopt(plan)
         result = job.run()
-    show_result(terminal, result)
+    show_result(terminal, result, prepared.config.target)
     return result
 
 

@@ -1,6 +1,7 @@
 """How a training run looks in a terminal: its plan, its progress and its result, on stderr."""
 
 import time
+from shlex import quote
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -124,20 +125,21 @@ def show_plan(terminal: Terminal, prepared: "Prepared", plan: "Plan") -> None:
     terminal.say(f"  into     {prepared.config.out}")
 
 
-def show_result(terminal: Terminal, result: "Result") -> None:
-    """Say what became of a run, and what to do with it."""
+def show_result(terminal: Terminal, result: "Result", target: str) -> None:
+    """Say what became of a run for `target`, as it was typed, and what to do with it."""
     if not result.finished:
         terminal.say("stopped; the same command with --resume goes on where it stopped")
     if result.out is None:
         return
     found = [line["sequential"] for line in result.measured]
-    best = max(found, key=lambda found: found["tokens_per_round"])
-    kinds = ", ".join(f"{kind} {value:.2f}" for kind, value in best["by_kind"].items())
-    terminal.say(f"{best['tokens_per_round']:.2f} tokens a round in greedy decoding ({kinds})")
+    if found:
+        best = max(found, key=lambda found: found["tokens_per_round"])
+        kinds = ", ".join(f"{kind} {value:.2f}" for kind, value in best["by_kind"].items())
+        terminal.say(f"{best['tokens_per_round']:.2f} tokens a round in greedy decoding ({kinds})")
     word = "done" if result.finished else "the best draft so far"
     terminal.say(f"{word}: {result.out}", bold=True)
     terminal.say(
-        f"  try it   dflash-mlx chat --model {result.facts['target']['name']} --draft {result.out}"
+        f"  try it   dflash-mlx chat --model {quote(target)} --draft {quote(str(result.out))}"
     )
     terminal.say(f"  curves   {result.out / 'curves.html'}")
     if result.finished:

@@ -1,7 +1,6 @@
 """The samples of a run, wherever they come from: read, or to be written by the target."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from dflash_mlx.errors import BadRequest
 from dflash_mlx.train.opening import Opened
@@ -11,6 +10,7 @@ from dflash_mlx.train.samples import Limits, Samples, Sieve
 from dflash_mlx.train.selfwritten import Writer, Writing
 from dflash_mlx.train.sources import read
 from dflash_mlx.train.writing import Pace
+from dflash_mlx.typed_path import bare_name
 
 _TURN_TOKENS, _ANSWER_TOKENS = 96, 512
 """Tokens of a question that the target asks, and of any answer, at most."""
@@ -45,8 +45,7 @@ def find_data(config: TrainConfig, limits: Limits) -> Data:
     if config.data == SELF:
         return Data(SELF, Samples(), writes=True)
     found = read(config.data, config.samples)
-    path = Path(config.data).expanduser()
-    source = path.name if path.exists() else config.data
+    source = bare_name(config.data)
     if found.questions:
         said = f"{found.empty} rows without a prompt" if found.empty else ""
         return Data(source, Samples(), True, found.questions, said)

@@ -13,6 +13,7 @@ from dflash_mlx.train.preparing import Prepared
 from dflash_mlx.train.recipe import Recipe
 from dflash_mlx.train.samples import Samples, counted
 from dflash_mlx.train.shards import Shards
+from dflash_mlx.typed_path import bare_name
 
 
 def facts_of(
@@ -30,7 +31,7 @@ def facts_of(
             "identity": opened.identity,
             "family": opened.loaded.target.shape.family,
         },
-        "init": config.init,
+        "init": config.init and bare_name(config.init),
         "parameters": prepared.beginning.parameters,
         "thinking": opened.thinking,
         "data": {

@@ -162,7 +162,7 @@ class Job:
         if weights is None:
             return Result(None, self.folder.path, finished, facts, history)
         self.watcher.on_report(Report("publish", 0, 1))
-        out = self.prepared.config.out.expanduser().absolute()
+        out = self.prepared.config.out_folder
         publish(out, self.prepared.beginning.config, weights, facts, history)
         if finished:
             self.folder.forget_features()

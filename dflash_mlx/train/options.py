@@ -8,8 +8,12 @@ from dflash_mlx.config import SamplingConfig
 from dflash_mlx.errors import BadRequest
 from dflash_mlx.train.recipe import Weighting
 from dflash_mlx.train.shape import Wishes
+from dflash_mlx.typed_path import from_root, typed_path
 
 SELF = "self"
+_KNOWN = "auto"
+"""The draft to go on from that is known to belong to the target."""
+
 MINUTES = 60.0
 """Minutes of a run that names neither minutes nor steps."""
 
@@ -72,14 +76,22 @@ class TrainConfig:
         return SamplingConfig(temperature=self.temperature)
 
     @property
+    def out_folder(self) -> Path:
+        """Where the result goes, from the root."""
+        return typed_path(self.out).absolute()
+
+    @property
     def run_folder(self) -> Path:
         """Where the run keeps what it needs to go on: beside the result."""
-        out = self.out.expanduser().absolute()
-        return out.with_name(f"{out.name}.run")
+        return self.out_folder.with_name(f"{self.out_folder.name}.run")
 
     def as_values(self) -> dict[str, Any]:
-        """Return plain values, ready for JSON."""
-        return {**asdict(self), "out": str(self.out)}
+        """Return plain values, ready for JSON, that hold wherever the run is gone on with."""
+        values = {**asdict(self), "out": str(self.out)}
+        for name in ("target", "init", "data"):
+            if values[name] not in (None, SELF, _KNOWN):
+                values[name] = from_root(values[name])
+        return values
 
     @classmethod
     def from_values(cls, values: dict[str, Any]) -> "TrainConfig":
@@ -90,17 +102,20 @@ class TrainConfig:
 def resumed(asked: TrainConfig, stored: TrainConfig) -> TrainConfig:
     """Return the configuration to go on with: the stored one, which `asked` may repeat.
 
+    Where the result goes is `asked`'s to say: it is how the run was found, and folders move.
+
     Raises:
         BadRequest: something else is asked for now.
     """
     plain = TrainConfig(target=asked.target, out=asked.out)
+    from_here = TrainConfig.from_values(asked.as_values())
     for item in fields(TrainConfig):
         name = item.name
-        now, then, usual = (getattr(each, name) for each in (asked, stored, plain))
+        now, then, usual = (getattr(each, name) for each in (from_here, stored, plain))
         if name == "out" or now == then or (now == usual and name != "target"):
             continue
         raise BadRequest(
             f"{asked.run_folder} was begun with {name} {then} and not {now}; go on with --resume "
             "alone, or begin anew with another -o"
         )
-    return stored
+    return replace(stored, out=asked.out)

@@ -34,30 +34,43 @@ class RunFolder:
         self.features = path / "features"
         self._facts = path / "run.json"
         self._history = path / "history.jsonl"
+        self._lock_path = path / ".lock"
         self._lock: IO[bytes] | None = None
 
-    def begin(self, force: bool) -> None:
-        """Make the folder for a new run.
+    def check(self, force: bool) -> None:
+        """Check that a new run may have this folder.
 
         Raises:
-            BadRequest: it holds a run that `force` does not give up, or something else.
+            BadRequest: it holds a run that `force` does not give up, or something else; or
+                another process works here.
         """
-        if self.path.exists() and any(self.path.iterdir()):
-            if not self._facts.is_file():
-                raise BadRequest(f"{self.path} holds something else; choose another -o")
-            if not force:
+        if not self._content():
+            return
+        if not self._facts.is_file():
+            raise BadRequest(f"{self.path} holds something else; choose another -o")
+        with self:
+            if not force and self._planned():
                 raise BadRequest(
                     f"{self.path} holds a run; go on with --resume, or begin anew with --force"
                 )
-            with self:  # nobody may be at work in it
-                for item in self.path.iterdir():
-                    shutil.rmtree(item) if item.is_dir() else item.unlink()
+
+    def begin(self, force: bool) -> Self:
+        """Make the folder for a new run, or empty it.
+
+        Raises:
+            BadRequest: as `check`, or it cannot be made.
+        """
+        self.check(force)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            with self:  # nobody may be at work in it
+                for item in self._content():
+                    shutil.rmtree(item) if item.is_dir() else item.unlink()
         except OSError as error:
             raise BadRequest(
                 f"{self.path} cannot be made ({error.strerror}); choose another -o"
             ) from error
+        return self
 
     def __enter__(self) -> Self:
         """Take the lock.
@@ -65,7 +78,7 @@ class RunFolder:
         Raises:
             BadRequest: another process works here.
         """
-        self._lock = (self.path / ".lock").open("a+b")
+        self._lock = self._lock_path.open("a+b")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -157,6 +170,19 @@ class RunFolder:
     def forget_features(self) -> None:
         """Delete what can be computed again."""
         shutil.rmtree(self.features, ignore_errors=True)
+
+    def _content(self) -> list[Path]:
+        """What is in the folder, its lock aside; nothing where there is none."""
+        if not self.path.is_dir():
+            return []
+        return [item for item in self.path.iterdir() if item != self._lock_path]
+
+    def _planned(self) -> bool:
+        """Whether the run here came as far as its plan; before that there is nothing to lose."""
+        try:
+            return "n_samples" in self.facts()
+        except BadCheckpoint:
+            return True
 
     def _lines(self) -> Iterator[dict[str, Any]]:
         if not self._history.is_file():

@@ -72,6 +72,7 @@ def test_a_dry_run_plans_and_keeps_nothing(arguments, tmp_path, capsys):
         (["--data", "nothing.jsonl"], "no file or folder here"),
         (["--init", "self", "--dflash2"], "leave out --layers"),
         (["--thinking"], "has no thinking mode"),
+        (["--dry-run", "--resume"], "leave out --resume"),
     ],
 )
 def test_a_bad_option_is_one_line_and_exit_code_two(arguments, capsys, more, words):
@@ -94,6 +95,17 @@ def test_a_run_is_not_begun_over_another(arguments, tmp_path, capsys):
     (tmp_path / "draft.run/run.json").write_text("{}")
     assert main(arguments) == 2
     assert "--resume" in capsys.readouterr().err
+
+
+def test_a_refused_command_gives_nothing_up_and_leaves_nothing(arguments, tmp_path, capsys):
+    """A slip of the pen must neither delete a night's work nor block the mended command."""
+    assert main([*arguments, "--data", "nothing.jsonl"]) == 2
+    assert not (tmp_path / "draft.run").exists()
+    (tmp_path / "draft.run").mkdir()
+    (tmp_path / "draft.run/run.json").write_text('{"format": 1, "n_samples": 8}')
+    assert main(["train", "no-such-target", *arguments[2:], "--force"]) == 2
+    assert "no-such-target" in capsys.readouterr().err
+    assert (tmp_path / "draft.run/run.json").exists()
 
 
 def test_an_interrupt_says_how_to_go_on_and_it_does(arguments, tmp_path, capsys, monkeypatch):

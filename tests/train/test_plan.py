@@ -212,9 +212,21 @@ def test_a_resumed_run_keeps_its_options():
     """A learning rate changed in the middle is another run under the same name."""
     stored = config(minutes=90, wishes=Wishes(layers=2), seed=3)
     assert resumed(config(), stored) == stored
+    assert resumed(config(out=Path("moved")), stored) == replace(stored, out=Path("moved"))
     assert resumed(config(minutes=90), stored) == stored
     with pytest.raises(BadRequest, match="begun with minutes 90 and not 30"):
         resumed(config(minutes=30), stored)
     with pytest.raises(BadRequest, match="begun with target tiny and not other"):
         resumed(config(target="other"), stored)
     assert TrainConfig.from_values(stored.as_values()) == stored
+
+
+def test_a_run_is_gone_on_with_from_any_folder(tmp_path, monkeypatch):
+    """What was typed from one folder must mean the same file from another."""
+    (tmp_path / "prompts.jsonl").write_text("")
+    monkeypatch.chdir(tmp_path)
+    stored = TrainConfig.from_values(config(data="prompts.jsonl").as_values())
+    assert resumed(config(data="prompts.jsonl"), stored).data == str(tmp_path / "prompts.jsonl")
+    monkeypatch.chdir(tmp_path.parent)
+    assert resumed(config(), stored).data == str(tmp_path / "prompts.jsonl")
+    assert resumed(config(data=f"{tmp_path.name}/prompts.jsonl"), stored) == stored

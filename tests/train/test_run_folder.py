@@ -24,6 +24,7 @@ def test_facts_add_up(folder):
 
 def test_a_run_is_not_begun_over_another(folder):
     """A command repeated by mistake must not delete a night's work."""
+    folder.know(n_samples=100)
     with pytest.raises(BadRequest, match="go on with --resume, or begin anew with --force"):
         folder.begin(force=False)
     folder.log({"step": 1, "loss": 1.0})
@@ -33,6 +34,13 @@ def test_a_run_is_not_begun_over_another(folder):
         folder.facts()
     assert folder.history() == []
     assert not folder.data.exists()
+
+
+def test_a_run_without_a_plan_gives_way(folder):
+    """A command that was refused at the start must not stand in the way of the mended one."""
+    folder.begin(force=False)
+    with pytest.raises(BadRequest, match="holds no run"):
+        folder.facts()
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):

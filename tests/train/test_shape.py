@@ -223,8 +223,9 @@ def test_every_family_gets_a_draft():
 
 
 @pytest.mark.parametrize("size", [0.1, 30.0])
-def test_the_first_logits_are_of_one_size_whatever_the_heads(target, size):
+def test_the_first_logits_are_of_one_size_whatever_the_heads(size):
     """The embedded target's head made the first loss 62, where a blind guess has 11."""
+    target = tiny_target()
     model = target.model
     model.lm_head.weight = model.lm_head.weight * size
     draft = bind(new_draft(tiny_config(target, layers=1), 1), target)
