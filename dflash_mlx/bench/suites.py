@@ -1,15 +1,18 @@
 """Prompts to measure with: those that ship, public data sets, and files of the user's own."""
 
-import json
+import os
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module, resources
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from dflash_mlx.data_file import ENDINGS, read_rows
 from dflash_mlx.errors import BadRequest, DFlashError
+from dflash_mlx.hub.data_sets import bring, file_names
+from dflash_mlx.typed_path import typed_path
 
 KINDS = ("code", "arithmetic", "chat", "translation", "structured")
 LONG = "long document"
@@ -67,14 +70,14 @@ def long_document(n_paragraphs: int) -> Prompt:
 
 
 def data_set(name: str, count: int) -> list[Prompt]:
-    """Return `count` prompts of a public data set, or of a local .json, .jsonl or .txt file.
+    """Return `count` prompts of a public data set, or of a local file.
 
     Raises:
         BadRequest: no such set or file, or nothing in it that is a prompt.
-        DFlashError: the hub cannot be reached.
+        DownloadFailed: the hub cannot be reached, and the set is not in its cache.
     """
-    if Path(name).expanduser().is_file():
-        return _from_file(Path(name).expanduser(), Path(name).stem, (), count)
+    if os.path.isfile(path := typed_path(name)):
+        return _from_file(path, path.stem, (), count)
     if name not in DATA_SETS:
         raise BadRequest(f"{name!r} is no file and no data set; data sets: {', '.join(DATA_SETS)}")
     wanted = DATA_SETS[name]
@@ -83,25 +86,16 @@ def data_set(name: str, count: int) -> list[Prompt]:
 
 def _fetch(wanted: DataSet) -> Path:
     """Return the data set's file in the hub's cache, downloaded if it is not there."""
-    from huggingface_hub import HfApi, hf_hub_download
-    from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
-
-    try:
-        names = HfApi().list_repo_files(wanted.repository, repo_type="dataset")
-        found = [
-            name
-            for ending in (".jsonl", ".json", ".parquet")
-            for name in names
-            if name.endswith(ending) and wanted.part in name
-        ]
-        if not found:
-            raise BadRequest(f"{wanted.repository} holds no file that can be read; give a file")
-        return Path(hf_hub_download(wanted.repository, found[0], repo_type="dataset"))
-    except (HTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
-        raise DFlashError(
-            f"{wanted.repository} cannot be reached ({type(error).__name__}); "
-            "give a local .jsonl file with a prompt a line instead"
-        ) from error
+    names = file_names(wanted.repository)
+    found = [
+        name
+        for ending in ENDINGS
+        for name in names
+        if name.endswith(ending) and wanted.part in name
+    ]
+    if not found:
+        raise BadRequest(f"{wanted.repository} holds no file that can be read; give a file")
+    return bring(wanted.repository, found[0])
 
 
 def _from_file(file: Path, kind: str, fields: Sequence[str], count: int) -> list[Prompt]:
@@ -111,7 +105,9 @@ def _from_file(file: Path, kind: str, fields: Sequence[str], count: int) -> list
         BadRequest: it cannot be read, or holds no prompts.
     """
     try:
-        texts = [text for row in _rows(file) if (text := _text(row, fields))]
+        texts = [text for row in read_rows(file) if (text := _text(row, fields))]
+    except DFlashError:
+        raise
     except (OSError, ValueError) as error:
         raise BadRequest(f"{file} cannot be read as prompts ({error})") from error
     if not texts:
@@ -120,31 +116,6 @@ def _from_file(file: Path, kind: str, fields: Sequence[str], count: int) -> list
             f"{' or '.join(fields or ('prompt', 'question', 'text'))}"
         )
     return [Prompt(kind, text) for text in texts[:count]]
-
-
-def _rows(file: Path) -> Iterator[Any]:
-    if file.suffix == ".parquet":
-        yield from _parquet(file)
-    elif file.suffix == ".jsonl":
-        for line in file.read_text(encoding="utf-8").splitlines():
-            if line.strip():
-                yield json.loads(line)
-    elif file.suffix == ".json":
-        rows = json.loads(file.read_text(encoding="utf-8"))
-        yield from rows if isinstance(rows, list) else [rows]
-    else:
-        yield from file.read_text(encoding="utf-8").splitlines()
-
-
-def _parquet(file: Path) -> list[Any]:
-    try:
-        parquet: Any = import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise BadRequest(
-            f"{file.name} is a parquet file; pip install pyarrow, or give a .jsonl file"
-        ) from error
-    rows: list[Any] = parquet.read_table(file).to_pylist()
-    return rows
 
 
 def _text(row: Any, fields: Sequence[str]) -> str:

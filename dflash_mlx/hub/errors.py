@@ -3,14 +3,17 @@
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 from dflash_mlx.cards import registry
 from dflash_mlx.errors import DFlashError, DownloadFailed, UnknownModel
 
 
 @contextmanager
-def explained(repository: str, revision: str | None) -> Iterator[None]:
-    """Turn the errors of fetching `repository` into ours.
+def explained(
+    repository: str, revision: str | None, kind: Literal["model", "dataset"] = "model"
+) -> Iterator[None]:
+    """Turn the errors of fetching `repository`, a model's or a data set's, into ours.
 
     Raises:
         UnknownModel: the hub knows no such repository.
@@ -18,7 +21,7 @@ def explained(repository: str, revision: str | None) -> Iterator[None]:
     """
     from huggingface_hub import constants, errors
 
-    page = f"{constants.ENDPOINT}/{repository}"
+    page = f"{constants.ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{repository}"
     try:
         yield
     except DFlashError:
@@ -32,7 +35,7 @@ def explained(repository: str, revision: str | None) -> Iterator[None]:
             f"{repository} has no revision {revision}; its page, {page}, lists those that exist"
         ) from error
     except errors.RepositoryNotFoundError as error:
-        resembling = registry.near(repository.partition("/")[2])
+        resembling = registry.near(repository.partition("/")[2]) if kind == "model" else ()
         hint = f" Nicknames near it: {', '.join(resembling)}." if resembling else ""
         raise UnknownModel(
             f"there is no folder {repository} here and no repository of that name that you may "

@@ -5,22 +5,19 @@ already and become samples as they are. Everything else is read for its question
 target will write the answers.
 """
 
-import gzip
-import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-from dflash_mlx.errors import BadRequest
-from dflash_mlx.hub.errors import explained
-from dflash_mlx.hub.installer import install_command
+from dflash_mlx.data_file import ENDINGS, read_rows
+from dflash_mlx.errors import BadRequest, DFlashError
+from dflash_mlx.hub.data_sets import bring, file_names
 from dflash_mlx.hub.resolve import refuse_what_is_no_hub_id
 from dflash_mlx.train.questions import PROMPT_FIELDS, Question, question
 from dflash_mlx.train.samples import Sample
+from dflash_mlx.typed_path import is_there, typed_path
 
-_ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 _SHOWN = 6
 
 
@@ -40,10 +37,10 @@ def read(reference: str, limit: int | None = None) -> Found:
         BadRequest: it cannot be read, or holds neither; the message says what it needs.
         UnknownModel, DownloadFailed: no such file or data set, or it could not be brought here.
     """
-    path = Path(reference).expanduser()
-    if path.is_dir():
+    path = typed_path(reference)
+    if os.path.isdir(path):
         raise BadRequest(f"{reference} is a folder; --data needs a file, a data set, or self")
-    rows = _rows(path) if path.exists() else _hub_rows(reference)
+    rows = read_rows(path) if is_there(path) else _hub_rows(reference)
     found = Found()
     others: dict[str, None] = {}
     try:
@@ -51,9 +48,9 @@ def read(reference: str, limit: int | None = None) -> Found:
             _take(row, found, others)
             if len(found.samples) + len(found.questions) == limit:
                 break
+    except DFlashError:
+        raise
     except (OSError, ValueError) as error:
-        if isinstance(error, BadRequest):
-            raise
         raise BadRequest(
             f"{reference} cannot be read as data ({error}); see docs/train.md"
         ) from error
@@ -100,54 +97,17 @@ def _ids(row: Any) -> Sample | None:
     return Sample(tuple(prompt), tuple(answer), kind)
 
 
-def _rows(file: Path) -> Iterator[Any]:
-    """Yield the rows of a file: of a JSON list, of JSON or text lines, of a parquet table."""
-    name = file.name.removesuffix(".gz")
-    if name.endswith(".parquet"):
-        yield from _parquet(file)
-        return
-    with (
-        gzip.open(file, "rt", encoding="utf-8")
-        if file.suffix == ".gz"
-        else file.open(encoding="utf-8") as lines
-    ):
-        if name.endswith(".json"):
-            values = json.load(lines)
-            yield from values if isinstance(values, list) else [values]
-        elif name.endswith(".jsonl"):
-            yield from (json.loads(line) for line in lines if line.strip())
-        else:
-            yield from (line for line in lines if line.strip())
-
-
-def _parquet(file: Path) -> Iterator[Any]:
-    try:
-        parquet: Any = import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise BadRequest(
-            f"{file.name} is a parquet file, which pyarrow reads: {install_command('pyarrow')}; or "
-            "give a .jsonl file"
-        ) from error
-    for batch in parquet.ParquetFile(file).iter_batches(batch_size=256):
-        yield from batch.to_pylist()
-
-
 def _hub_rows(reference: str) -> Iterator[Any]:
     """Yield the rows of a data set's files, each brought when the one before has been read."""
     refuse_what_is_no_hub_id(reference)
-    from huggingface_hub import HfApi, hf_hub_download
-
-    with explained(reference, None):
-        names = HfApi().list_repo_files(reference, repo_type="dataset")
-    readable = sorted(name for name in names if name.endswith(_ENDINGS))
+    names = file_names(reference)
+    readable = sorted(name for name in names if name.endswith(ENDINGS))
     # splits are named in cards only; where file names tell them apart too, the others are for tests
     wanted = [name for name in readable if "train" in name] or readable
     if not wanted:
         raise BadRequest(
             f"{reference} has no file that can be read ({', '.join(names[:_SHOWN])}); it needs "
-            f"{', '.join(_ENDINGS)}"
+            f"{', '.join(ENDINGS)}"
         )
     for name in wanted:
-        with explained(reference, None):
-            file = Path(hf_hub_download(reference, name, repo_type="dataset"))
-        yield from _rows(file)
+        yield from read_rows(bring(reference, name))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_mlx.errors import BadRequest, UnknownModel
+from dflash_mlx.errors import BadRequest, DownloadFailed, UnknownModel
 from dflash_mlx.train.sources import read
 
 
@@ -102,7 +102,7 @@ def test_a_parquet_file_without_pyarrow_says_what_to_install(tmp_path, monkeypat
     def missing(name):
         raise ImportError(name)
 
-    monkeypatch.setattr("dflash_mlx.train.sources.import_module", missing)
+    monkeypatch.setattr("dflash_mlx.data_file.import_module", missing)
     (tmp_path / "rows.parquet").write_bytes(b"PAR1")
     with pytest.raises(BadRequest, match=r"pip install pyarrow|pyarrow"):
         read(str(tmp_path / "rows.parquet"))
@@ -151,4 +151,38 @@ def test_a_data_set_in_other_forms_is_refused_by_name(hub):
     with pytest.raises(
         BadRequest, match=r"org/data has no file that can be read \(README.md, data"
     ):
+        read("org/data")
+
+
+def test_without_a_network_what_was_brought_before_is_read(hub, tmp_path, monkeypatch):
+    """A data set in the cache was refused on a train."""
+    from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    def silent(self, *given, **named):
+        raise OfflineModeIsEnabled("offline")
+
+    def missing(*given, **named):
+        raise LocalEntryNotFoundError("nothing here")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", silent)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", missing)
+    with pytest.raises(DownloadFailed, match="HF_HUB_OFFLINE is set"):
+        read("org/data")
+    (tmp_path / "snapshot/data").mkdir(parents=True)
+    (tmp_path / "snapshot/data/train.jsonl").touch()
+    monkeypatch.setattr(
+        "huggingface_hub.snapshot_download", lambda *given, **named: str(tmp_path / "snapshot")
+    )
+    assert len(read("org/data").questions) == 2
+
+
+def test_a_gated_data_set_is_sent_to_its_own_page(hub, monkeypatch):
+    """The licence of a data set was to be accepted on the page of a model."""
+    from huggingface_hub.errors import GatedRepoError
+
+    def gated(self, *given, **named):
+        raise GatedRepoError.__new__(GatedRepoError)  # its arguments are the hub's own
+
+    monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", gated)
+    with pytest.raises(DownloadFailed, match=r"licence at https?://[^/]+/datasets/org/data,"):
         read("org/data")
