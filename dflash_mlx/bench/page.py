@@ -20,7 +20,7 @@ def page(report: Report) -> str:
         f'<p class="soft">{escape(_facts(machine))}. {escape(report.made)}. '
         f"{escape(report.thermal or 'The machine does not tell its temperature')}.</p>",
         _verdict(report.verdict),
-        "" if report.complete else "<p><b>Interrupted: this is a part of the run.</b></p>",
+        _broken_off(report.broken_off),
         f'<div class="plots">{"".join(_plots(report.figures))}</div>',
         "<h2>Speed by kind of prompt</h2>",
         _speeds(report.figures),
@@ -47,6 +47,12 @@ def _facts(machine: Mapping[str, Any]) -> str:
 def _verdict(verdict: Mapping[str, Any]) -> str:
     off = "" if verdict["on"] else " off"
     return f'<div class="verdict{off}"><b>Verdict.</b> {escape(str(verdict["why"]))}</div>'
+
+
+def _broken_off(reason: str | None) -> str:
+    if reason is None:
+        return ""
+    return f"<p><b>{escape(reason.capitalize())}: this is a part of the run.</b></p>"
 
 
 def _plots(figures: Sequence[Figure]) -> Iterator[str]:

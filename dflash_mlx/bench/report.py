@@ -14,8 +14,8 @@ def lines(report: Report) -> Iterator[str]:
         f"{machine['chip']}, {machine['device']}, BLAS {machine['blas']}, mlx {machine['mlx']}, "
         f"mlx-lm {machine['mlx_lm']}, {report.thermal or 'temperature unknown'}"
     )
-    if not report.complete:
-        yield "interrupted: what follows is a part of the run"
+    if report.broken_off:
+        yield f"{report.broken_off}: what follows is a part of the run"
     yield ""
     yield from _parity(report)
     yield ""

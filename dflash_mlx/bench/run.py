@@ -30,13 +30,14 @@ class BenchConfig:
     cool_down_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("n_tokens", "repeats"):
-            if getattr(self, name) < 1:
-                raise BadRequest(f"{name} is {getattr(self, name)}; it needs a whole number > 0")
-        if self.cool_down_s < 0:
-            raise BadRequest(f"cool_down_s is {self.cool_down_s}; it needs seconds >= 0")
-        if any(context < 1 for context in self.contexts):
-            raise BadRequest("contexts need whole numbers > 0")
+        for option, value in (("--max-tokens", self.n_tokens), ("--repeats", self.repeats)):
+            if value < 1:
+                raise BadRequest(f"{option} is {value}; it needs a whole number > 0")
+        if not 0 <= self.cool_down_s < float("inf"):
+            raise BadRequest(f"--cool-down is {self.cool_down_s}; it needs seconds >= 0")
+        for option, values in (("--contexts", self.contexts), ("--blocks", self.blocks)):
+            if any(value < 1 for value in values):
+                raise BadRequest(f"{option} is {min(values)}; it needs whole numbers > 0")
 
 
 @dataclass(frozen=True)
@@ -52,16 +53,19 @@ class Sample:
 
 @dataclass
 class Measured:
-    """Everything seen so far; an interrupted run keeps it."""
+    """Everything seen so far; a run that ends early keeps it. `broken_off` says why it did."""
 
     prompts: list[Prompt]
     parity: dict[tuple[str, int], Parity] = field(default_factory=dict)
     texts: dict[int, str] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
-    complete: bool = False
+    broken_off: str | None = None
 
 
 Progress = Callable[[str], None]
+
+STOPPED = "interrupted"
+"""Why a run is only a part where the user ended it."""
 
 _WORSE = {"equal": 0, "near-tie": 1, "different": 2}
 
@@ -69,7 +73,7 @@ _WORSE = {"equal": 0, "near-tie": 1, "different": 2}
 def run(
     engine: Engine, prompts: Sequence[Prompt], config: BenchConfig, progress: Progress
 ) -> Measured:
-    """Return what was measured; on an interrupt, what was measured until then.
+    """Return what was measured; on an interrupt or a late error, what was measured until then.
 
     Raises:
         BadRequest: there are no prompts, or one that is longer than the context; no draft, or a
@@ -100,13 +104,12 @@ def run(
             kind = work[index].kind
             _compare(engine, measured, index, arm, answer)
             measured.samples.append(Sample(arm.name, index, kind, repeat, answer))
-        measured.complete = True
     except KeyboardInterrupt:
-        progress("interrupted; keeping what was measured")
+        measured.broken_off = STOPPED
     except (DFlashError, RuntimeError) as error:  # MLX's own errors are RuntimeErrors
         if not any(sample.repeat >= 0 for sample in measured.samples):
             raise
-        progress(f"broken off ({error}); keeping what was measured")
+        measured.broken_off = f"broken off ({error})"
     return measured
 
 
@@ -119,8 +122,8 @@ def arms_of(engine: Engine, config: BenchConfig) -> list[Arm]:
     draft = engine.loaded.pair.draft
     assert draft is not None
     for block in config.blocks:
-        if not 1 <= block <= draft.block_size:
-            raise BadRequest(f"block is {block}; this draft needs 1 to {draft.block_size}")
+        if block > draft.block_size:
+            raise BadRequest(f"--blocks is {block}; this draft has 1 to {draft.block_size} rows")
     return [PlainArm(PLAIN), DFlashArm(), *(DFlashArm(block) for block in config.blocks)]
 
 

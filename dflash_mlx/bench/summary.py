@@ -61,13 +61,16 @@ class Figure:
 
 @dataclass(frozen=True)
 class Report:
-    """A benchmark as it is written down. `machine` and `pair` are facts to compare runs by."""
+    """A benchmark as it is written down. `machine` and `pair` are facts to compare runs by.
+
+    `broken_off` says why it is only a part of the run, None where it is all of it.
+    """
 
     made: str
     machine: Mapping[str, Any]
     pair: Mapping[str, Any]
     settings: Mapping[str, Any]
-    complete: bool
+    broken_off: str | None
     parity: tuple[Mapping[str, Any], ...]
     figures: tuple[Figure, ...]
     forwards: tuple[Forward, ...]
@@ -115,7 +118,7 @@ def summarise(
         },
         pair={"model": place.model, "draft": place.draft, "weights": place.quantization},
         settings=asdict(config),
-        complete=measured.complete,
+        broken_off=measured.broken_off,
         parity=tuple(
             {"arm": arm, "prompt": prompt, "kind": measured.prompts[prompt].kind, **asdict(found)}
             for (arm, prompt), found in measured.parity.items()

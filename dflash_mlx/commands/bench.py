@@ -1,6 +1,7 @@
 """`dflash-mlx bench`: is DFlash worth it on this machine, and with which setting?"""
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dflash_mlx.blas import choose_blas
+from dflash_mlx.commands.interrupt import INTERRUPTED
 from dflash_mlx.commands.opening import open_pair
 from dflash_mlx.commands.options import blas_choice, kernel_policy
 from dflash_mlx.commands.terminal import Terminal
 from dflash_mlx.errors import BadRequest
+from dflash_mlx.typed_path import typed_path
 
 if TYPE_CHECKING:
     from dflash_mlx.bench.earlier import Earlier
@@ -64,33 +67,48 @@ def bench(
 ) -> None:
     """Compare DFlash with plain mlx-lm decoding of the same arrays, texts first.
 
-    The exit code is 1 where a text is not the target's own, or the page could not be written.
+    The exit code is 1 where a text is not the target's own, the page could not be written, or
+    the run was broken off; 130 after Ctrl-C. What was measured is printed all the same.
     """
     policy = kernel_policy(kernels)
     choose_blas(blas_choice(blas))
     from dflash_mlx.bench.earlier import read_earlier
     from dflash_mlx.bench.run import BenchConfig
 
-    config = BenchConfig(
-        n_tokens=max_tokens,
-        repeats=repeats,
-        blocks=numbers("--blocks", blocks),
-        contexts=numbers("--contexts", contexts),
-        cool_down_s=cool_down,
-    )
-    if as_json and compare:
-        raise BadRequest("--compare is printed beside a table; leave out --json")
+    widths, lengths = numbers("--blocks", blocks), numbers("--contexts", contexts)
+    config = BenchConfig(max_tokens, repeats, widths, lengths, cool_down)
+    _check(model, draft, compare, as_json)
     work = _prompts(kind, data, prompts, config)
-    before = read_earlier(Path(compare).expanduser()) if compare else None
+    before = read_earlier(typed_path(compare)) if compare else None
     page = _writable(html) if html else None
     terminal = Terminal()
     with open_pair(model, draft, terminal, policy) as engine:
         engine.race_kernels(terminal.show)  # now: not between answers that are timed
         report = _measure(engine, work, config, terminal)
+        terminal.erase()
         # before the engine is closed, which may be waited for
         written = page is None or _write(report, page, terminal)
         _show(report, before, as_json)
-    if not report.exact or not written:
+    _leave(report, written)
+
+
+def _check(model: str, draft: str, compare: str | None, as_json: bool) -> None:
+    """Refuse what can be known to be impossible before anything is loaded."""
+    if as_json and compare:
+        raise BadRequest("--compare is printed beside a table; leave out --json")
+    from dflash_mlx.cards.pairing import choose
+
+    if choose(model, draft).draft is None:
+        raise BadRequest(f"{model} is left without a draft to measure; name one with --draft")
+
+
+def _leave(report: "Report", written: bool) -> None:
+    """Leave with the exit code that the help promises."""
+    from dflash_mlx.bench.run import STOPPED
+
+    if report.broken_off == STOPPED:
+        raise typer.Exit(INTERRUPTED)
+    if report.broken_off or not report.exact or not written:
         raise typer.Exit(1)
 
 
@@ -132,14 +150,14 @@ def _measure(
 
     measured = run(engine, work, config, terminal.show)
     bare, speed = [], None
-    if measured.complete:
+    if not measured.broken_off:
         terminal.show("timing the bare forwards")
         ids = prompt_ids(engine, measured.prompts[0])
         try:
             bare = forwards(engine, ids, [1, *config.blocks])
             speed = memory_speed(engine)
         except KeyboardInterrupt:
-            terminal.show("interrupted; keeping what was measured")
+            terminal.say("interrupted: the bare forwards are left out")
     return summarise(engine, measured, config, bare, speed, thermal_state())
 
 
@@ -177,7 +195,7 @@ def _writable(name: str) -> Path:
     Raises:
         BadRequest: its folder is not there.
     """
-    path = Path(name).expanduser()
-    if path.is_dir() or not path.parent.is_dir():
+    path = typed_path(name)
+    if os.path.isdir(path) or not os.path.isdir(path.parent):
         raise BadRequest(f"{name} cannot be written; --html needs a file in a folder that exists")
     return path

@@ -1,6 +1,7 @@
 """The benchmark: parity before figures, the path that chat uses, and what a bad run keeps."""
 
 import json
+import math
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -12,7 +13,7 @@ from dflash_mlx.bench.forwards import Forward, forwards
 from dflash_mlx.bench.page import page
 from dflash_mlx.bench.parity import Parity, compare
 from dflash_mlx.bench.report import lines
-from dflash_mlx.bench.run import BenchConfig, Measured, Sample, run
+from dflash_mlx.bench.run import STOPPED, BenchConfig, Measured, Sample, run
 from dflash_mlx.bench.suites import KINDS, Prompt, bundled, data_set, long_document
 from dflash_mlx.bench.summary import spread, summarise, verdict
 from dflash_mlx.decode import Pair
@@ -129,7 +130,7 @@ def test_acceptance_by_position_counts_the_rounds_that_drafted(engine):
 def test_report_is_plain_json(report):
     """A report that only Python reads cannot be compared by anything else."""
     values = json.loads(json.dumps(report.as_values()))
-    assert values["complete"] and values["parity"] and values["verdict"]["why"]
+    assert values["broken_off"] is None and values["parity"] and values["verdict"]["why"]
 
 
 def test_two_runs_can_be_set_side_by_side(report, tmp_path):
@@ -188,7 +189,7 @@ def test_an_interrupted_run_keeps_what_it_measured(engine):
         progress(text)
 
     measured = run(engine, PROMPTS, BenchConfig(n_tokens=4), interrupting)
-    assert not measured.complete
+    assert measured.broken_off == STOPPED
     report = summarise(engine, measured, BenchConfig(n_tokens=4), [], None, None)
     assert {figure.kind for figure in report.figures} >= {"code"}
     assert any("interrupted" in line for line in lines(report))
@@ -249,12 +250,12 @@ def test_an_error_late_in_a_run_keeps_what_was_measured(engine, monkeypatch):
     monkeypatch.setattr(PlainArm, "answer", answer)
     seen = []
     measured = run(engine, PROMPTS, BenchConfig(n_tokens=4), seen.append)
-    assert not measured.complete and "out of memory" in seen[-1]
+    assert "out of memory" in measured.broken_off
     assert any(sample.repeat >= 0 for sample in measured.samples)
 
 
 @pytest.mark.parametrize(
-    "values", [{"n_tokens": 0}, {"repeats": 0}, {"cool_down_s": -1.0}, {"contexts": (0,)}]
+    "values", [{"n_tokens": 0}, {"repeats": 0}, {"cool_down_s": math.nan}, {"contexts": (0,)}]
 )
 def test_impossible_settings_are_refused(values):
     """Zero tokens gave a division by zero after the model was loaded."""
@@ -299,6 +300,12 @@ def test_prompts_come_from_files_of_many_shapes(tmp_path):
         (tmp_path / name).write_text(text)
         found = data_set(str(tmp_path / name), 9)
         assert [prompt.text for prompt in found] == ["one", "two"], name
+
+
+def test_a_line_of_json_ends_where_the_line_does(tmp_path):
+    """Texts from the web hold line separators of their own, which JSON leaves as they are."""
+    (tmp_path / "set.jsonl").write_text('{"prompt": "one\u2028two"}\n')
+    assert [prompt.text for prompt in data_set(str(tmp_path / "set.jsonl"), 9)] == ["one\u2028two"]
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '[{"nothing": 1}]', ""])

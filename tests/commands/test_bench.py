@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from dflash_mlx.bench.arms import DFlashArm
 from dflash_mlx.commands import main
 
 QUICK = ["--max-tokens", "6", "--repeats", "1", "--kind", "chat", "--prompts", "1"]
@@ -12,7 +13,7 @@ QUICK = ["--max-tokens", "6", "--repeats", "1", "--kind", "chat", "--prompts", "
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (["--max-tokens", "0"], "n_tokens"),
+        (["--max-tokens", "0"], "--max-tokens"),
         (["--repeats", "0"], "repeats"),
         (["--blocks", "2,x"], "--blocks"),
         (["--prompts", "0"], "no prompts"),
@@ -21,7 +22,10 @@ QUICK = ["--max-tokens", "6", "--repeats", "1", "--kind", "chat", "--prompts", "
         (["--data", "nothing-here"], "nothing-here"),
         (["--compare", "nothing.json"], "nothing.json"),
         (["--html", "no/such/folder/page.html"], "--html"),
-        (["--cool-down", "-1"], "cool_down_s"),
+        (["--draft", "none"], "--draft"),
+        (["--cool-down", "nan"], "--cool-down"),
+        (["--blocks", "0"], "--blocks"),
+        (["--cool-down", "-1"], "--cool-down"),
         (["--json", "--compare", "nothing.json"], "--compare"),
     ],
 )
@@ -72,17 +76,33 @@ def test_bench_refuses_a_comparison_with_something_else(loads, capsys, tmp_path,
     assert "no report" in capsys.readouterr().err and loads == []
 
 
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [(KeyboardInterrupt(), 130, "interrupted"), (RuntimeError("no memory"), 1, "(no memory)")],
+)
+def test_a_part_of_a_run_is_printed_and_does_not_pass_for_one(
+    loads, capsys, monkeypatch, error, code, said
+):
+    """A script published what Ctrl-C had left of a benchmark."""
+    answers, seen = DFlashArm.answer, []
+
+    def answer(arm, *given):
+        seen.append(arm)
+        if len(seen) > 1:
+            raise error
+        return answers(arm, *given)
+
+    monkeypatch.setattr(DFlashArm, "answer", answer)
+    assert main(["bench", *QUICK, "--repeats", "9"]) == code
+    printed = capsys.readouterr()
+    assert f"{said}: what follows is a part" in printed.out and "verdict:" in printed.out
+
+
 def test_bench_prints_its_figures_though_the_page_cannot_be_written(loads, capsys):
     """A full disk took an hour's figures with it."""
     assert main(["bench", *QUICK, "--html", "/dev/full"]) == 1
     printed = capsys.readouterr()
     assert "verdict:" in printed.out and "/dev/full cannot be written" in printed.err
-
-
-def test_bench_without_a_draft_says_so(loads, capsys):
-    """Nothing to compare is no crash."""
-    assert main(["bench", *QUICK, "--draft", "none"]) == 2
-    assert "no draft" in capsys.readouterr().err
 
 
 def test_simulate_tells_whether_the_goals_are_reached(capsys):
