@@ -21,6 +21,7 @@ from dflash_mlx.errors import UnsupportedModel
 from dflash_mlx.gguf.header import AS_STORED, GGUFHeader, TensorInfo, read_header
 from dflash_mlx.gguf.read import Place, describe
 from dflash_mlx.gguf.tokenizer import GGUFTokenizer, build_tokenizer
+from dflash_mlx.hub.installer import install_command
 
 _FLOATS = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
 _PACKED = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
@@ -64,8 +65,8 @@ def _header(path: Path) -> GGUFHeader:
             raise
         found = str(error).partition(";")[0]
         raise UnsupportedModel(
-            f"{found}, which the gguf package unpacks: pip install 'dflash-mlx[gguf]', and convert "
-            "again with --dequantize"
+            f"{found}, which the gguf package unpacks: {install_command('gguf>=0.17')}, and "
+            "convert again with --dequantize"
         ) from error
 
 

@@ -15,6 +15,7 @@ from dflash_mlx.convert.safetensors import File, StoredRows, is_plain_name
 from dflash_mlx.convert.tensors import Carrier, Rows, row_count, row_width
 from dflash_mlx.convert.torch_zip import map_address
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
+from dflash_mlx.hub.installer import install_command
 
 INDEX = "pytorch_model.bin.index.json"
 _DTYPES = {
@@ -97,8 +98,8 @@ def read_file(path: Path) -> dict[str, Rows]:
         import torch
     except ImportError as error:
         raise UnsupportedModel(
-            f"{path} holds PyTorch weights, which need torch to be read safely: pip install "
-            "'dflash-mlx[torch]', or give a safetensors build"
+            f"{path} holds PyTorch weights, which need torch to be read safely: "
+            f"{install_command('torch>=2.4')}; or give a safetensors build"
         ) from error
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 
 from dflash_mlx.convert.sidefiles import REPORT
 from dflash_mlx.errors import BadRequest, DownloadFailed
@@ -53,7 +54,7 @@ def upload_folder(folder: Path, repository: str, ask: Ask) -> str | None:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DownloadFailed(
             f"{repository} could not be written ({why}); {folder} is finished. Log in with: hf "
-            f"auth login, then: hf upload {repository} {folder}"
+            f"auth login, then: hf upload {repository} {quote(str(folder))}"
         ) from error
     return f"{api.endpoint}/{repository}"
 

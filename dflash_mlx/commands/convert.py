@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dflash_mlx.blas import choose_blas
+from dflash_mlx.commands.interrupt import INTERRUPTED
 from dflash_mlx.commands.terminal import Terminal
+from dflash_mlx.errors import BadRequest
 
 if TYPE_CHECKING:
     from dflash_mlx.convert import ConvertConfig, Job
@@ -78,6 +80,8 @@ def convert(
     choose_blas("auto")  # before MLX is imported; checking multiplies matrices
     from dflash_mlx.convert import ConvertConfig
 
+    if upload is not None and dry_run:
+        raise BadRequest("--dry-run writes nothing that --upload could take; leave one of them out")
     if upload is not None:
         from dflash_mlx.convert.upload import check_repository
 
@@ -131,8 +135,11 @@ def _run(config: "ConvertConfig", as_json: bool, upload: str | None) -> None:
             outcome = convert(config, bar.watch, jobs)
     except KeyboardInterrupt:
         terminal.say("stopped; the same command goes on where it stopped")
-        raise typer.Exit(130) from None
-    remember(outcome.out, default_folder())
+        raise typer.Exit(INTERRUPTED) from None
+    try:
+        remember(outcome.out, default_folder())
+    except OSError as error:
+        terminal.say(f"{outcome.out} will not be listed by dflash-mlx models ({error.strerror})")
     table: dict[str, Any] = outcome.table()
     show_outcome(terminal, table)
     if upload is not None:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from shlex import quote
 
 
 def install_command(*packages: str, no_deps: bool = False) -> str:
@@ -10,12 +11,12 @@ def install_command(*packages: str, no_deps: bool = False) -> str:
     A tool's own environment (pipx, uv tool) is not a user's to pip into, and one made by uv has
     no pip.
     """
-    wanted = " ".join(f"'{name}'" if set(name) & set("<>=[]") else name for name in packages)
+    wanted, python = " ".join(quote(name) for name in packages), quote(sys.executable)
     prefix = sys.prefix.replace("\\", "/")
     if "/pipx/venvs/" in prefix:
         extra = " --pip-args=--no-deps" if no_deps else ""
         return f"pipx inject{extra} {prefix.rsplit('/', 1)[-1]} {wanted}"
     flag = "--no-deps " if no_deps else ""
     if "/uv/tools/" in prefix or importlib.util.find_spec("pip") is None:
-        return f"uv pip install --python {sys.executable} {flag}{wanted}"
-    return f"{sys.executable} -m pip install {flag}{wanted}"
+        return f"uv pip install --python {python} {flag}{wanted}"
+    return f"{python} -m pip install {flag}{wanted}"

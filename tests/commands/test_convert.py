@@ -82,6 +82,22 @@ def test_a_converted_folder_is_remembered_until_it_is_gone(source, tmp_path):
     assert converted(settings) == ()
 
 
+def test_a_conversion_does_not_fail_for_the_list_it_is_kept_in(source, tmp_path, capsys):
+    """Hours of work ended in a traceback because a folder of settings was somebody else's."""
+    (tmp_path / "settings").mkdir(exist_ok=True)
+    (tmp_path / "settings/dflash-mlx").write_text("no folder")
+    out = tmp_path / "out"
+    assert main(["convert", str(source), "-o", str(out), "--no-verify"]) == 0
+    assert "will not be listed" in capsys.readouterr().err
+    assert (out / "model.safetensors").exists()
+
+
+def test_a_dry_run_has_nothing_to_upload(source, capsys):
+    """Taken and ignored, it looks as if the upload had been planned."""
+    assert main(["convert", str(source), "--dry-run", "--upload", "me/model"]) == 2
+    assert "--upload" in capsys.readouterr().err
+
+
 def test_the_default_folder_is_named_for_what_it_holds(source, tmp_path, monkeypatch, capsys):
     """`mlx_model` for everything means that the second one cannot be told from the first."""
     monkeypatch.chdir(tmp_path)

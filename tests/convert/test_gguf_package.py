@@ -9,9 +9,7 @@ from dflash_mlx.convert.tensors import read_all
 from tests.convert.checkpoints import run, weights_of
 from tests.gguf.writer import as_gguf, tiny_metadata
 
-gguf = pytest.importorskip(
-    "gguf", reason="the gguf package is not installed: pip install 'dflash-mlx[gguf]'"
-)
+gguf = pytest.importorskip("gguf", reason="the gguf package is not installed: pip install gguf")
 
 WIDTH = 256
 """K-quants come in blocks of 256."""

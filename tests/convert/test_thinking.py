@@ -50,10 +50,10 @@ def test_a_draft_from_elsewhere_is_not_what_the_card_speaks_of(pair, tmp_path):
     write_thinking(pair, False)
     run(draft_folder(tmp_path / "draft"), tmp_path / "other")
     with load(str(pair), str(tmp_path / "other")) as engine:
-        assert engine.loaded.thinking(GenerationConfig()) is None
+        assert engine.loaded.trained_thinking is None
     write_thinking(tmp_path / "other", True)
     with load(str(pair), str(tmp_path / "other")) as engine:
-        assert engine.loaded.thinking(GenerationConfig()) is True
+        assert engine.loaded.trained_thinking is True
 
 
 def test_a_known_draft_brings_its_mode_alone_or_in_a_pair(pair, tmp_path, monkeypatch):
