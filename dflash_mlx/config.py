@@ -123,7 +123,8 @@ class GenerationConfig:
     `sampling` None takes the model's own generation config (greedy where it has none). `block`
     is the number of rows of a round, anchor included; None takes the pair's default. `stop`
     holds up to four strings, each a piece of text or a special token. `thinking` None follows the
-    pair's card. `max_tokens` counts the tokens of the answer, end token excluded.
+    pair's card, and where it says nothing the model thinks if it can. `max_tokens` counts the
+    tokens of the answer, end token excluded.
     """
 
     max_tokens: int = 1024
@@ -141,6 +142,11 @@ class GenerationConfig:
             _is_count(self.max_tokens) and self.max_tokens > 0,
             "a whole number > 0",
         )
+        if self.thinking is not None and not self.chat_template:
+            raise BadRequest(
+                f"thinking is {self.thinking} and the prompt has no chat template, which would ask "
+                "for it; leave one of them out"
+            )
         stop: object = self.stop
         if isinstance(stop, str):  # a tuple of one text, its comma forgotten
             raise BadRequest(f"stop is the text {stop!r}; it needs a tuple of texts")

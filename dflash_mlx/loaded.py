@@ -88,18 +88,21 @@ class LoadedPair:
             self.tuning.learn(policy)
 
     def thinking(self, config: GenerationConfig) -> bool | None:
-        """Return whether the answer is thought about first; None leaves it to the template."""
-        if not self.tokenizer.has_thinking:
+        """Return whether the answer is thought about first; None where there is no such mode.
+
+        Where neither the request nor a card says so, a model that can think does, as in mlx-lm.
+        """
+        if not (self.tokenizer.has_thinking and config.chat_template):
             return None
-        if config.thinking is not None:
-            return config.thinking
-        return self.trained_thinking
+        asked = self.trained_thinking if config.thinking is None else config.thinking
+        return True if asked is None else asked
 
     def notices(self, config: GenerationConfig) -> list[str]:
         """Return what a user should know about how a request will run."""
         notices = [self.no_draft] if self.no_draft else []
         trained = self.trained_thinking if self.pair.draft else None
-        if trained is not None and self.thinking(config) != trained:
+        thinking = self.thinking(config)
+        if None not in (trained, thinking) and thinking != trained:
             mode = "on" if trained else "off"
             notices.append(
                 f"this draft was trained with thinking {mode}; acceptance may be about half"

@@ -1,6 +1,7 @@
 """Text to token ids and back, for one target. Knows templates and end tokens, no models."""
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ class Tokenizer:
             return None
         return self._wrapper.think_start, self._wrapper.think_end
 
-    @property
+    @cached_property
     def special_tokens(self) -> dict[int, str]:
         """Tokens that stand for something else than text, by id."""
         added = self._wrapper.added_tokens_decoder
@@ -89,6 +90,8 @@ class Tokenizer:
     def render(self, messages: Sequence[Message], thinking: bool | None) -> list[int]:
         """Return the ids of a conversation up to where the assistant answers.
 
+        `thinking` None is for models that do not know it; mlx-lm lets others think.
+
         Raises:
             BadRequest: the template refuses these messages, or there is no template.
         """
@@ -106,8 +109,20 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids`, special tokens left out."""
+        """Return the text of `ids`, without special tokens other than those of thinking marks."""
+        kept, marks = list(ids), self._special_marks
+        if marks:
+            left_out = self.special_tokens.keys() - marks
+            kept = [index for index in kept if index not in left_out]
         text: str = self._wrapper.decode(
-            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            kept, skip_special_tokens=not marks, clean_up_tokenization_spaces=False
         )
         return text
+
+    @cached_property
+    def _special_marks(self) -> frozenset[int]:
+        """Special tokens that open or close a thought: without them nobody could tell it apart."""
+        if not self.has_thinking:
+            return frozenset()
+        marks = {*self._wrapper.think_start_tokens, *self._wrapper.think_end_tokens}
+        return frozenset(marks & self.special_tokens.keys())

@@ -48,6 +48,7 @@ def test_impossible_sampling_is_refused_with_its_value(options, got):
         {"stop": "text"},
         {"stop": ("",)},
         {"stop": ("a", "b", "c", "d", "e")},
+        {"thinking": True, "chat_template": False},
     ],
 )
 def test_impossible_requests_are_refused(options):

@@ -60,6 +60,14 @@ def test_the_mode_a_draft_was_trained_for_is_the_default_and_another_is_warned_o
     assert all("trained with thinking off" in notice for notice in notices)
 
 
+def test_a_model_that_can_think_does_unless_told_otherwise(target):
+    """mlx-lm's default was in force and nowhere said."""
+    loaded = loaded_pair(Pair(target), tokenizer=ThinkingTokenizer())
+    assert loaded.thinking(GenerationConfig()) is True
+    assert loaded.thinking(GenerationConfig(chat_template=False)) is None
+    assert loaded_pair(Pair(target)).thinking(GenerationConfig()) is None
+
+
 def test_without_a_draft_its_training_does_not_matter(target):
     """A warning about a draft that does not run is noise."""
     loaded = loaded_pair(Pair(target), trained_thinking=False, tokenizer=ThinkingTokenizer())

@@ -32,6 +32,8 @@ def generate(
     text = _prompt(prompt)
     if options.system and plain_text:
         raise BadRequest("--system needs the chat template; put its text into the prompt")
+    if options.thinking is not None and plain_text:
+        raise BadRequest("--thinking needs the chat template; leave one of them out")
     choose_blas(blas_choice(options.blas))
     terminal = Terminal()
     policy = kernel_policy(options.kernels)

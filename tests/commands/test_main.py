@@ -53,6 +53,7 @@ def refused(capsys, *arguments):
         ("generate hi --kernels fast", "--kernels"),
         ("bench --kernels fast", "--kernels"),
         ("generate hi --system x --no-chat-template", "--system"),
+        ("generate hi --thinking --no-chat-template", "--thinking"),
         ("generate hi" + " --stop x" * 5, "stop"),
         ("generate hi there", "there"),
         ("chat hi", "hi"),

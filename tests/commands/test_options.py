@@ -35,14 +35,15 @@ def test_all_options_arrive():
     options = RequestOptions(
         block="3", max_tokens=7, stop=["a", "b"], thinking=False, logit_bias=["4=-1.5", "9=2"]
     )
-    assert options.generation(SamplingConfig(), chat_template=False) == GenerationConfig(
+    assert options.generation(SamplingConfig()) == GenerationConfig(
         max_tokens=7,
         stop=("a", "b"),
         block=3,
         sampling=SamplingConfig(logit_bias={4: -1.5, 9: 2.0}),
         thinking=False,
-        chat_template=False,
     )
+    plain = RequestOptions().generation(SamplingConfig(), chat_template=False)
+    assert plain.chat_template is False
 
 
 def test_block_auto_leaves_it_to_the_pair():
