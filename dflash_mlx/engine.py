@@ -224,8 +224,6 @@ def _load(files: Files, cache: CacheConfig, hooks: LoadHooks, policy: KernelPoli
 
 
 def _race(loaded: LoadedPair, kernels: PairKernels, on_step: Callable[[str], None]) -> None:
-    used = kernels.digest
     kernels.race(on_step)
     mx.clear_cache()
-    if kernels.digest != used:
-        measured_again(loaded)
+    measured_again(loaded)

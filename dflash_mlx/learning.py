@@ -12,7 +12,7 @@ from dflash_mlx.hub.pins import default_folder
 from dflash_mlx.loaded import LoadedPair
 from dflash_mlx.models.decoder import DecoderTarget
 from dflash_mlx.models.draft import BoundDraft
-from dflash_mlx.width.costs import CostCurve, LiveCosts
+from dflash_mlx.width.costs import CostCurve
 from dflash_mlx.width.tuning import Tuning
 
 
@@ -34,21 +34,23 @@ def tuned(
     if word:
         on_step(word)
     if learned is not None:
-        return replace(loaded, tuning=Tuning(learned.curve, draft.block_size, learned.start))
+        known = Tuning(learned.curve, draft.block_size, learned.start, place.kernels)
+        return replace(loaded, tuning=known)
     on_step("measuring what rounds cost here")
-    measured = replace(loaded, tuning=Tuning(_measure(loaded), draft.block_size))
+    found = Tuning(_measure(loaded), draft.block_size, kernels=place.kernels)
+    measured = replace(loaded, tuning=found)
     if word := keep(measured, store):
         on_step(word)
     return measured
 
 
 def measured_again(loaded: LoadedPair) -> None:
-    """Put new costs in the place of what is known: other kernels were chosen meanwhile.
+    """Measure what rounds cost where other kernels were chosen since costs were known.
 
     Belongs on the thread that owns the pair. Takes under two seconds.
     """
-    if loaded.tuning is not None:
-        loaded.tuning.costs = LiveCosts(_measure(loaded), loaded.tuning.costs.max_rows)
+    if loaded.tuning is not None and loaded.tuning.kernels != (now := _kernels(loaded)):
+        loaded.tuning.measured(_measure(loaded), now)
 
 
 def keep(loaded: LoadedPair, store: CostStore | None = None) -> str | None:
@@ -66,7 +68,10 @@ def default_store() -> CostStore:
 
 
 def place_of(loaded: LoadedPair) -> Place:
-    """Return what the costs of a pair depend on; weights are told apart by their bytes."""
+    """Return what the known costs of a pair depend on, or those to be measured now.
+
+    Weights are told apart by their bytes.
+    """
     sizes = f"{_bytes(loaded.pair.target)} + {_bytes(loaded.pair.draft)} bytes"
     return Place(
         chip=this_machine().chip,
@@ -76,8 +81,12 @@ def place_of(loaded: LoadedPair) -> Place:
         quantization=sizes,
         blas=loaded.blas,
         mlx=version("mlx"),
-        kernels=loaded.kernels.digest if loaded.kernels else "stock",
+        kernels=loaded.tuning.kernels if loaded.tuning else _kernels(loaded),
     )
+
+
+def _kernels(loaded: LoadedPair) -> str:
+    return loaded.kernels.digest if loaded.kernels else "stock"
 
 
 def _measure(loaded: LoadedPair) -> CostCurve:

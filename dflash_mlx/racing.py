@@ -33,8 +33,7 @@ def race_between(loaded: LoadedPair, worker: Worker) -> None:
             return
         if kernels.fault:
             _LOG.warning(kernels.fault)
-        if kernels.n_used:
-            measured_again(loaded)
+        measured_again(loaded)
 
     with suppress(DFlashError):  # closed meanwhile
         worker.submit(race)

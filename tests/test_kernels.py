@@ -8,13 +8,16 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
+from dflash_mlx import learning
 from dflash_mlx.config import GenerationConfig
+from dflash_mlx.cost_store import CostStore
 from dflash_mlx.decode import Pair
 from dflash_mlx.engine import Engine
 from dflash_mlx.errors import BadRequest
 from dflash_mlx.kernels import put_kernels
 from dflash_mlx.learning import place_of
 from dflash_mlx.metal.layers import OURS
+from dflash_mlx.width.costs import CostCurve
 from dflash_mlx.worker import Worker
 from tests.metal.fake_chip import MACHINE, FakeChip
 from tests.tiny import answer, loaded_pair, random_draft, tiny_target
@@ -125,6 +128,46 @@ def test_a_stored_answer_does_not_cross_a_version(tmp_path, change):
     put(make_pair(), tmp_path).race(no_step, budget_s=math.inf)
     kernels = put(make_pair(), tmp_path, machine=replace(MACHINE, **change))
     assert kernels.n_used == 0 and kernels.waiting
+
+
+class Typed(FakeChip):
+    """A chip that notes which attentions it was given, and in which types."""
+
+    def __init__(self):
+        super().__init__()
+        self.attended = set()
+
+    def run(self, launch):
+        if "attention" in launch.kernel.name:
+            self.attended.add((launch.kernel.name, dict(launch.template)["T"]))
+        return super().run(launch)
+
+
+def test_attention_is_raced_in_the_type_it_will_be_used_in(tmp_path):
+    """Norms in float32 widen the halves of a GGUF file: a tile raced in halves would not fit."""
+    chip, pair = Typed(), make_pair()
+    pair.target.model.set_dtype(mx.float16)
+    for _, layer in pair.target.model.named_modules():
+        if isinstance(layer, nn.RMSNorm):
+            layer.weight = layer.weight.astype(mx.float32)
+    put(pair, tmp_path, chip, "force").race(no_step, budget_s=math.inf)
+    raced, chip.attended = chip.attended, set()
+    answer(pair, 24)
+    assert (
+        chip.attended
+        == raced
+        == {("verify_attention", mx.float32), ("block_attention", mx.float32)}
+    )
+
+
+def test_rows_of_another_type_are_left_to_stock_mlx(tmp_path):
+    """The kernel's memory was reckoned for another type, and Metal refuses what exceeds it."""
+    chip, pair = Typed(), make_pair()
+    put(pair, tmp_path, chip, "force").race(no_step, budget_s=math.inf)
+    pair.target.model.set_dtype(mx.float16)
+    chip.attended = set()
+    answer(pair, 24)
+    assert chip.attended == {("block_attention", mx.float32)}
 
 
 def nan(y):
@@ -307,3 +350,20 @@ def test_costs_belong_to_the_kernels_they_were_measured_with(tmp_path):
     after = place_of(loaded)
     assert (before.kernels, before.name) != (after.kernels, after.name)
     assert before.kernels == place_of(loaded_pair(pair)).kernels == "stock"
+
+
+def test_costs_are_kept_as_those_of_the_kernels_they_were_measured_with(tmp_path, monkeypatch):
+    """One answer and away: stock costs were filed under kernels that had won meanwhile."""
+    measured = []
+    curve = CostCurve((1, 4), (0,), ((0.01, 0.01),), 0.0)
+    monkeypatch.setattr(learning, "_measure", lambda loaded: measured.append(loaded) or curve)
+    pair = make_pair()
+    kernels = put(pair, tmp_path / "kernels")
+    loaded = learning.tuned(loaded_pair(pair, kernels=kernels), no_step, CostStore(tmp_path))
+    learning.measured_again(loaded)
+    kernels.race(no_step, budget_s=math.inf)
+    assert place_of(loaded).kernels == "stock"
+    learning.measured_again(loaded)
+    learning.measured_again(loaded)
+    assert place_of(loaded).kernels == kernels.digest != "stock"
+    assert len(measured) == 2

@@ -181,6 +181,16 @@ class BoundDraft:
         """The best token of every normed row [1, B - 1, D], or None where logits are wanted."""
         # rows by which one side pads its vocabulary beyond the other's are no tokens
         self.n_ids = min(model.config.vocab_size, target.shape.vocab_size)
+        self._borrowed = target.embed(mx.array([[0]])).dtype  # the type of the target's head too
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """The type that the draft computes in, whatever its target does.
+
+        A half beside a bfloat16 becomes float32, and every weight would with it, every round.
+        """
+        dtype: mx.Dtype = self.model.norm.weight.dtype
+        return dtype
 
     @property
     def row_bytes(self) -> int:
@@ -188,7 +198,7 @@ class BoundDraft:
         config = self.model.config
         growing = [i for i in range(config.num_hidden_layers) if config.context_rows(i) is None]
         width = 2 * config.num_key_value_heads * config.head_dim
-        return len(growing) * width * int(self.model.norm.weight.dtype.size)
+        return len(growing) * width * int(self.dtype.size)
 
     def make_context(self) -> ContextCache:
         """Return an empty context cache."""
@@ -197,7 +207,7 @@ class BoundDraft:
 
     def extend(self, features: mx.array, position: int, context: ContextCache) -> None:
         """Add context rows for `features` [1, n, F], the first at absolute `position`."""
-        self.model.extend(features, position, context)
+        self.model.extend(features.astype(self.dtype), position, context)
 
     def drawing(self, temperature: float, seed: int) -> "BoundDraft":
         """Return the draft for a request that samples: this one, which proposes the likeliest.
@@ -210,7 +220,7 @@ class BoundDraft:
     def propose(self, anchor: int, n_rows: int, context: ContextCache) -> Block:
         """Propose the argmax at each of the `n_rows - 1` masked rows behind `anchor`."""
         hidden = self.hidden(anchor, n_rows, context)
-        if (found := self.best(hidden)) is not None:
+        if (found := self.best(self._for_head(hidden))) is not None:
             return Block(self._ids(found.tokens[None, :, 0]), mx.isfinite(found.log_sum_exp).all())
         logits = self.logits(hidden)
         best = mx.max(logits, axis=-1)
@@ -227,12 +237,12 @@ class BoundDraft:
         tokens = mx.array([[anchor, *masks] for anchor in anchors])
         embed = self.model.embed_tokens if "embed_tokens" in self.model else self.target.embed
         rows: mx.array = embed(tokens) * config.input_embedding_scale
-        return rows
+        return rows.astype(self.dtype)
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Return logits [1, B - 1, V] of normed hidden rows, over ids that both models know."""
         head = self.model.lm_head if "lm_head" in self.model else self.target.head
-        return self.shaped(head(hidden)[..., : self.n_ids])
+        return self.shaped(head(self._for_head(hidden))[..., : self.n_ids])
 
     def shaped(self, projected: mx.array) -> mx.array:
         """Return `projected` hidden rows scaled and capped, as the configuration says."""
@@ -242,6 +252,10 @@ class BoundDraft:
             cap = config.final_logit_softcapping
             logits = mx.tanh(logits / cap) * cap
         return logits
+
+    def _for_head(self, hidden: mx.array) -> mx.array:
+        """Return hidden rows in the type of the head that reads them."""
+        return hidden if "lm_head" in self.model else hidden.astype(self._borrowed)
 
     def _ids(self, tokens: mx.array) -> mx.array:
         """Return the target's ids of the draft's `tokens`, which a reduced vocabulary shifts."""

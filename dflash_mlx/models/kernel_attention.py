@@ -15,7 +15,7 @@ from mlx_lm.models import llama, qwen2, qwen3, qwen3_moe, qwen3_next
 
 from dflash_mlx.cache.context import ContextLayer
 from dflash_mlx.metal.attention_contests import HeadShape
-from dflash_mlx.metal.attention_geometry import HEAD_SIZES
+from dflash_mlx.metal.attention_geometry import HEAD_SIZES, AttentionGeometry
 from dflash_mlx.metal.block_attention import BlockKeys, BlockMask, launch_block
 from dflash_mlx.metal.build import Device
 from dflash_mlx.metal.choices import RACED_KEYS, AttentionChoices
@@ -29,11 +29,19 @@ from dflash_mlx.models.draft import DraftAttention
 
 
 class _Chosen:
-    """The choices of an attention; kept out of the module's parameters."""
+    """The choices of an attention; kept out of the module's parameters.
 
-    def __init__(self, choices: AttentionChoices, device: Device) -> None:
-        self.choices = choices
+    They were made for rows of `dtype`: another would need another threadgroup's memory.
+    """
+
+    def __init__(self, choices: AttentionChoices, dtype: mx.Dtype, device: Device) -> None:
         self.device = device
+        self._choices = choices
+        self._dtype = dtype
+
+    def geometry(self, dtype: mx.Dtype, n_rows: int, n_keys: int) -> AttentionGeometry | None:
+        """The geometry for `n_rows` rows of `dtype` over `n_keys` keys, or None."""
+        return self._choices.at(n_rows, n_keys) if dtype == self._dtype else None
 
 
 class VerifyAttention(nn.Module):
@@ -47,7 +55,7 @@ class VerifyAttention(nn.Module):
         geometry = None
         # a mask that is no array is the causal one, which is what the kernel computes
         if isinstance(mask, str) and cache is not None and x.shape[0] == 1:
-            geometry = chosen.choices.at(n_rows, cache.offset + n_rows)
+            geometry = chosen.geometry(x.dtype, n_rows, cache.offset + n_rows)
         if geometry is None:
             stock: mx.array = super().__call__(x, mask, cache)
             return stock
@@ -114,7 +122,7 @@ class KernelDraftAttention(DraftAttention):
     ) -> mx.array:
         """Return [1, H, B, d] for rotated queries, keys and values of block rows."""
         chosen = self._chosen
-        geometry = chosen.choices.at(queries.shape[2], len(context.positions))
+        geometry = chosen.geometry(queries.dtype, queries.shape[2], len(context.positions))
         rows = None if geometry is None else context.unbroken(start)
         if geometry is None or rows is None:
             return super().attend(queries, keys, values, start, context)
@@ -147,25 +155,40 @@ def exchange_attention(
     numbers of keys at which choices begin. Comes after linear layers were exchanged, or before.
     """
     groups: dict[str, AttentionGroup] = {}
+    normed = _normed_type(model)
     exchanged: list[tuple[str, nn.Module]] = []
     for path, layer in model.named_modules():
-        group = _group(layer, keys)
+        group = _group(layer, keys, normed)
         if group is None:
             continue
         group = groups.setdefault(f"{group.shape} {group.mask}", group)
         made: Any = transplanted(layer, OURS[type(layer)])
-        made._chosen = _Chosen(group.choices, device)
+        made._chosen = _Chosen(group.choices, group.shape.dtype, device)
         exchanged.append((path, made))
     put(model, exchanged)
     return tuple(groups.values())
 
 
-def _group(layer: Any, keys: tuple[int, ...]) -> AttentionGroup | None:
-    """The group that an attention would form alone, or None where a kernel cannot take it."""
+def _normed_type(model: nn.Module) -> mx.Dtype | None:
+    """The widest type of the norms, which widen what they scale; None where there are none.
+
+    A GGUF file keeps its norms in float32 beside halves.
+    """
+    norms = [layer for _, layer in model.named_modules() if isinstance(layer, nn.RMSNorm)]
+    types = [layer.weight.dtype for layer in norms if "weight" in layer]
+    return mx.result_type(*types) if types else None
+
+
+def _group(layer: Any, keys: tuple[int, ...], normed: mx.Dtype | None) -> AttentionGroup | None:
+    """The group that an attention would form alone, or None where a kernel cannot take it.
+
+    Its rows have the type of its weights, or that of `normed` rows where it is wider.
+    """
     if type(layer) not in OURS:
         return None
     size = _head_size(layer)
     (n_keys, dtype), (n_queries, _) = _side(layer.k_proj, 0), _side(layer.o_proj, 1)
+    dtype = dtype if normed is None else mx.result_type(dtype, normed)
     shape = HeadShape(n_queries // size, n_keys // size, size, dtype)
     if size not in HEAD_SIZES or shape.heads % shape.groups or dtype not in FLOATS:
         return None
@@ -186,6 +209,6 @@ def _head_size(layer: Any) -> int:
 
 
 def _side(linear: Any, axis: int) -> tuple[int, mx.Dtype]:
-    """Return a linear layer's outputs (axis 0) or inputs (axis 1), and the type it computes in."""
+    """Return a linear layer's outputs (axis 0) or inputs (axis 1), and the type of its weights."""
     weight = packed_weight(linear) if "scales" in linear else linear.weight
     return weight_shape(weight)[axis], weight_dtype(weight)

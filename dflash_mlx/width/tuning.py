@@ -13,11 +13,19 @@ from dflash_mlx.width.overlap import Overlap
 class Tuning:
     """Costs and habits of a pair of up to `max_rows` rows. Used by one request at a time.
 
-    A `start` that was learned with blocks of another size is left out.
+    A `start` that was learned with blocks of another size is left out. `kernels` tells the Metal
+    kernels that the costs were measured with from others.
     """
 
-    def __init__(self, curve: CostCurve, max_rows: int, start: Start | None = None) -> None:
+    def __init__(
+        self,
+        curve: CostCurve,
+        max_rows: int,
+        start: Start | None = None,
+        kernels: str = "stock",
+    ) -> None:
         self.costs = LiveCosts(curve, max_rows)
+        self.kernels = kernels
         self.start = start if start and len(start.tries) == max_rows - 1 else Start()
         self._overlaps: dict[int | None, Overlap] = {}
 
@@ -31,6 +39,11 @@ class Tuning:
     def policy(self) -> AdaptiveBlock:
         """Return the block policy of one request."""
         return AdaptiveBlock(self.costs, self.start, self.overlap())
+
+    def measured(self, curve: CostCurve, kernels: str) -> None:
+        """Put new costs in the place of what is known: these kernels were chosen meanwhile."""
+        self.costs = LiveCosts(curve, self.costs.max_rows)
+        self.kernels = kernels
 
     def learn(self, policy: AdaptiveBlock) -> None:
         """Take over what a finished request has found out about acceptance."""

@@ -275,3 +275,21 @@ def test_taps_below_the_targets_last_layer_are_refused(target, tmp_path):
     deep = {**SPECULATORS, "aux_hidden_state_layer_ids": [1, 9]}
     with pytest.raises(PairMismatch, match="taps layer 8, this target has layers 0 to 2"):
         load_draft(write(tmp_path / "deep", deep, weights), target, compute_here())
+
+
+def test_a_draft_computes_in_its_own_type_whatever_its_target_does():
+    """Halves beside bfloat16 made float32 of every weight of the draft, in every round."""
+    target = tiny_target("qwen3")
+    target.model.set_dtype(mx.float16)
+    draft = random_draft(target)
+    draft.model.set_dtype(mx.bfloat16)
+    context = draft.make_context()
+    draft.extend(
+        mx.random.normal((1, 20, draft.model.fc.weight.shape[1])).astype(mx.float16), 0, context
+    )
+    assert {array.dtype for array in context.arrays} == {mx.bfloat16}
+    hidden = draft.hidden(65, 8, context)
+    assert hidden.dtype == mx.bfloat16
+    assert draft.logits(hidden).dtype == mx.float16
+    grown = sum(array[0, :, 0].nbytes for array in context.layers[1].arrays)
+    assert draft.row_bytes == grown
