@@ -62,5 +62,11 @@ def read_chunk(pair: Pair, cache: PairCache, tokens: mx.array, stable: int = 0) 
     if start < stable <= start + n_rows:
         cache.remember(stable - start)
     cache.commit(n_rows)
-    if pair.draft is not None and cache.context is not None:
+    if pair.draft is None or cache.context is None:
+        return
+    if cache.context.slides and start < stable <= start + n_rows:
+        pair.draft.extend(features[:, : stable - start], start, cache.context)
+        cache.context.remember()
+        features, start = features[:, stable - start :], stable
+    if features.shape[1]:
         pair.draft.extend(features, start, cache.context)

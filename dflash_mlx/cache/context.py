@@ -2,13 +2,27 @@
 
 Block rows are written behind the context for one forward pass and never counted, so the draft
 has nothing to roll back and is never ahead of committed text. A sliding layer keeps the last
-W - 1 context rows, which is all that any later block row can see.
+W - 1 context rows, which is all that any later block row can see; and of a place that a
+conversation will come back to, those that it will see there.
 """
+
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
 from dflash_mlx.cache.full import STEP
+
+_PLACES = 2
+"""Places whose rows are kept, as many as a target's caches keep."""
+
+
+class ContextRows(NamedTuple):
+    """Rows [1, H, n, D] of a layer with their positions [n]."""
+
+    positions: np.ndarray
+    keys: mx.array
+    values: mx.array
 
 
 class ContextLayer:
@@ -55,6 +69,29 @@ class ContextLayer:
         """Forget the rows at positions >= `length`."""
         self.positions = self.positions[: int(np.searchsorted(self.positions, length))]
 
+    def remember(self) -> ContextRows | None:
+        """Return a copy of the rows seen from here; None where no row is ever left behind."""
+        if self.limit is None or self._keys is None or self._values is None:
+            return None
+        rows = slice(max(0, len(self.positions) - self.limit), len(self.positions))
+        # copies: buffers are written in place
+        keys = mx.contiguous(self._keys[..., rows, :])
+        return ContextRows(self.positions[rows], keys, mx.contiguous(self._values[..., rows, :]))
+
+    def recover(self, rows: ContextRows, length: int) -> None:
+        """Put those of `rows` that were left behind, and are seen at `length`, back in front."""
+        assert self.limit is not None and self._keys is not None and self._values is not None
+        kept = len(self.positions)
+        first = int(np.searchsorted(rows.positions, length - self.limit))
+        last = int(np.searchsorted(rows.positions, self.positions[0] if kept else length))
+        if first >= last:
+            return
+        # full to the last row, so the next rows go to a buffer of their own
+        front = (rows.keys[..., first:last, :], rows.values[..., first:last, :])
+        self._keys = mx.concatenate([front[0], self._keys[..., :kept, :]], axis=2)
+        self._values = mx.concatenate([front[1], self._values[..., :kept, :]], axis=2)
+        self.positions = np.concatenate([rows.positions[first:last], self.positions])
+
     @property
     def arrays(self) -> list[mx.array]:
         """The arrays that hold the rows, to be evaluated."""
@@ -88,6 +125,7 @@ class ContextCache:
     def __init__(self, limits: list[int | None]) -> None:
         self.layers = [ContextLayer(limit) for limit in limits]
         self.length = 0
+        self._places: list[tuple[int, list[ContextRows | None]]] = []  # by length, ascending
 
     @property
     def limit(self) -> int | None:
@@ -97,16 +135,37 @@ class ContextCache:
             return None
         return max((limit for limit in limits if limit is not None), default=0)
 
+    @property
+    def slides(self) -> bool:
+        """Whether any layer leaves rows behind."""
+        return any(layer.limit is not None for layer in self.layers)
+
+    def remember(self) -> None:
+        """Keep what `truncate` needs to come back here with all rows that are seen here."""
+        place = (self.length, [layer.remember() for layer in self.layers])
+        self._places = [*self._before(self.length - 1), place][-_PLACES:]
+
     def truncate(self, length: int) -> None:
-        """Forget the rows at positions >= `length`."""
+        """Forget the rows at positions >= `length`; a remembered place's come back."""
         for layer in self.layers:
             layer.truncate(length)
         self.length = min(self.length, length)
+        self._places = self._before(length)
+        if self._places:
+            for layer, rows in zip(self.layers, self._places[-1][1], strict=True):
+                if rows is not None:
+                    layer.recover(rows, length)
+
+    def _before(self, length: int) -> list[tuple[int, list[ContextRows | None]]]:
+        """Return the remembered places of at most `length` rows."""
+        return [place for place in self._places if place[0] <= length]
 
     @property
     def arrays(self) -> list[mx.array]:
         """The arrays that hold the rows, to be evaluated."""
-        return [array for layer in self.layers for array in layer.arrays]
+        places = [rows for _, kept in self._places for rows in kept if rows is not None]
+        remembered = [array for rows in places for array in (rows.keys, rows.values)]
+        return [array for layer in self.layers for array in layer.arrays] + remembered
 
     @property
     def nbytes(self) -> int:

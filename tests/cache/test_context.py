@@ -1,0 +1,54 @@
+"""The draft's context across turns: a conversation goes back and finds the rows it had there."""
+
+import mlx.core as mx
+import pytest
+
+from dflash_mlx.decode import Pair
+from dflash_mlx.prefill import read_chunk
+from tests.tiny import random_draft, tiny_target
+
+STABLE = 55
+
+
+def _tokens(n_rows, seed=0):
+    return mx.random.randint(0, 256, (1, n_rows), key=mx.random.key(seed))
+
+
+@pytest.fixture
+def pair():
+    """A target with a draft of one sliding layer, 16 rows wide, and one that keeps all."""
+    target = tiny_target("qwen3")
+    return Pair(target, random_draft(target))
+
+
+@pytest.mark.parametrize("n_prompt", [STABLE, STABLE + 5])
+def test_a_window_has_the_rows_back_that_were_seen_at_a_remembered_place(pair, n_prompt):
+    """After every thought that a template strips, drafts began with an empty window."""
+    prompt = _tokens(n_prompt)
+    warm, cold = pair.make_cache(), pair.make_cache()
+    read_chunk(pair, warm, prompt, STABLE)
+    for seed in range(40):
+        read_chunk(pair, warm, _tokens(10, seed + 1))
+    assert warm.truncate(STABLE) == STABLE
+    read_chunk(pair, cold, prompt[:, :STABLE])
+    for cache in (warm, cold):
+        read_chunk(pair, cache, _tokens(10, 99))
+    for ours, theirs in zip(warm.context.layers, cold.context.layers, strict=True):
+        n_rows = ours.limit or STABLE + 10
+        assert ours.positions[-n_rows:].tolist() == theirs.positions[-n_rows:].tolist()
+        found, expected = (layer.unbroken(STABLE + 10) for layer in (ours, theirs))
+        assert mx.array_equal(found[0][..., -n_rows:, :], expected[0][..., -n_rows:, :])
+        assert mx.array_equal(found[1][..., -n_rows:, :], expected[1][..., -n_rows:, :])
+
+
+def test_what_is_remembered_is_not_overwritten(pair):
+    """Coming back a second time, to ask the same anew, must find the same rows."""
+    cache = pair.make_cache()
+    read_chunk(pair, cache, _tokens(STABLE), STABLE)
+    sliding = cache.context.layers[0]
+    first = sliding.unbroken(STABLE)[0][..., -15:, :]
+    for seed in (1, 2):
+        for _ in range(40):
+            read_chunk(pair, cache, _tokens(10, seed))
+        cache.truncate(STABLE)
+        assert mx.array_equal(sliding.unbroken(STABLE)[0][..., -15:, :], first)
