@@ -85,7 +85,7 @@ class Request:
             model=self._loaded.model_name,
             draft=self._loaded.draft_name,
             seed=None if self._sampling.greedy else self._seed,
-            stats=self._stats(n_prompt - cached, prefill_s),
+            stats=self._stats(n_prompt - 1 - cached, prefill_s),
         )
 
     def _room(self) -> int:
@@ -173,7 +173,7 @@ class Request:
             decode_tps=rate(meter.committed, meter.decode_s),
             draft_s=draft_s,
             verify_s=None if draft_s is None else meter.decode_s - draft_s,
-            host_reads=meter.rounds,
+            host_reads=meter.host_reads,
             block=self._loaded.block(self._config),
             path="dflash" if self._loaded.block(self._config) > 1 else "plain",
             parked_at=meter.parked_at,

@@ -32,6 +32,11 @@ class Round:
     ran_on: bool = False
 
     @property
+    def judged(self) -> int:
+        """Draft tokens found to be right or wrong; nobody asks behind the end of an answer."""
+        return self.accepted if self.accepted == len(self.tokens) else self.drafted
+
+    @property
     def whole(self) -> bool:
         """Whether `seconds` hold the work of one round, no more and no less.
 

@@ -17,11 +17,12 @@ class Stats:
 
     `accepted_lengths[n]` counts the rounds in which n draft tokens were accepted;
     `accepted_by_position[i]` is the share of rounds in which draft token i was accepted, of the
-    `drafted_by_position[i]` rounds that drafted it. `draft_s` is the draft's part of `decode_s`,
+    `drafted_by_position[i]` rounds that drafted it, those left out in which the answer ended
+    before it. `draft_s` is the draft's part of `decode_s`,
     in the proportion seen in the rounds that timed it apart, and `verify_s` the rest, plain steps
     included; None where no round did. `parked_at` is the token at which drafting stopped for the
-    last time, None if it went on to the end. `peak_memory_bytes` is the most that MLX held since
-    the process began.
+    last time, None if it went on to the end. `host_reads` counts how often the host waited for
+    the device. `peak_memory_bytes` is the most that MLX held since a model was last loaded.
     """
 
     rounds: int
@@ -55,6 +56,7 @@ class Meter:
     committed: int = 0
     drafted: int = 0
     accepted: int = 0
+    host_reads: int = 0
     decode_s: float = 0.0
     drafted_s: float = 0.0
     timed_s: float = 0.0
@@ -72,13 +74,14 @@ class Meter:
         self.decode_s += done.seconds
         self.drafted += done.drafted
         self.accepted += done.accepted
+        self.host_reads += 1 if done.draft_s is None else 2  # timing a draft waits for it
         if done.draft_s is not None:
             self.timed_s += done.seconds
             self.timed_draft_s += done.draft_s
         if done.drafted:
             self.drafted_s += done.seconds
             self.lengths[done.accepted] += 1
-            self.tried.update(range(done.drafted))
+            self.tried.update(range(done.judged))
             self.hits.update(range(done.accepted))
 
     def park(self, reason: str | None, n_tokens: int) -> None:

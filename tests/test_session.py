@@ -227,6 +227,20 @@ def test_asyncio_reads_streams_without_blocking_its_loop(engine):
     assert asyncio.run(both()) == [engine.generate(p, SHORT).text for p in ("Hello", "Go on")]
 
 
+def test_an_async_stream_that_was_left_still_has_its_result(engine):
+    """Leaving the loop lost the chunks that had arrived, the last one among them."""
+
+    async def first(stream):
+        while not stream._feed._ended:
+            await asyncio.sleep(0.01)
+        async for _ in stream:
+            break
+
+    stream = engine.stream("Hello", SHORT)
+    asyncio.run(first(stream))
+    assert stream.result().text == engine.generate("Hello", SHORT).text
+
+
 def test_many_async_streams_leave_the_program_its_threads(engine):
     """A thread parked per stream starved everything else that used the default executor."""
 
@@ -423,7 +437,8 @@ def test_statistics_of_a_request_are_consistent(engine):
     stats = engine.generate("Hello", GenerationConfig(max_tokens=60)).stats
     assert stats.path == "dflash"
     assert stats.block == 8
-    assert stats.host_reads == stats.rounds
+    # a few rounds time their draft apart
+    assert stats.rounds <= stats.host_reads < 1.1 * stats.rounds
     assert sum(stats.accepted_lengths.values()) <= stats.rounds
     assert sum(n * count for n, count in stats.accepted_lengths.items()) == stats.accepted
     assert stats.acceptance == stats.accepted / stats.drafted

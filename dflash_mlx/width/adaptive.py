@@ -213,8 +213,8 @@ class AdaptiveBlock:
 
     def _learn_acceptance(self, done: Round, lost: float) -> None:
         promised = expected_tokens(self._all.hazards())[done.drafted]
-        self._all.observe(done.drafted, done.accepted)
-        self._by_surety[self._surety].observe(done.drafted, done.accepted)
+        self._all.observe(done.judged, done.accepted)
+        self._by_surety[self._surety].observe(done.judged, done.accepted)
         self._paid = min(self._paid - lost, _CREDIT)
         self._missing = max(0.0, self._missing + 0.75 * promised - len(done.tokens))
         if self._missing > _MISSING * promised:

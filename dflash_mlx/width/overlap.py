@@ -28,13 +28,6 @@ class Overlap:
             return self._verdict
         return (len(self._with) + len(self._without)) // _SPELL % 2 == 1
 
-    @property
-    def gain(self) -> float | None:
-        """How much shorter rounds are with it, as a share; None while it is being tried."""
-        if self._verdict is None:
-            return None
-        return 1 - median(self._with) / median(self._without)
-
     def observe(self, launched_early: bool, seconds: float) -> None:
         """Learn from a drafted round: its seconds, the caller's own time included.
 

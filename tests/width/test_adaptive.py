@@ -42,6 +42,16 @@ def adaptive(curve, **options):
     return AdaptiveBlock(LiveCosts(curve, 8), **options)
 
 
+def test_tokens_behind_the_end_of_an_answer_are_not_taken_for_refused():
+    """Short answers that ended inside a block taught the next one that the draft is bad."""
+    policy = adaptive(CHEAP)
+    for at in range(10):
+        policy.observe(Round((0,) * 3, 7, 3, True, 0.02, context=at, confidence=(0.7,) * 3))
+    tries, hits = policy.seen().tries, policy.seen().hits
+    assert tries[:3] == hits[:3] == (10, 10, 10)
+    assert tries[3:] == (0,) * 4
+
+
 def test_text_that_drafts_well_gets_wide_blocks():
     """The default of a peer stayed at 5 where 8 was twice as fast."""
     rows = run(adaptive(CHEAP), CHEAP, 600, lambda at: 7)
