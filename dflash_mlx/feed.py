@@ -35,12 +35,14 @@ class Feed(Generic[T]):
         self._watcher = watcher
         watcher()
 
-    def ready(self) -> list[T]:
-        """Return what is there, without waiting."""
-        with self._changed:
-            values = list(self._values)
-            self._values.clear()
-            return values
+    def ready(self) -> Iterator[T]:
+        """Yield what is there, without waiting; what is not taken stays."""
+        while True:
+            with self._changed:
+                if not self._values:
+                    return
+                value = self._values.popleft()
+            yield value
 
     @property
     def over(self) -> bool:

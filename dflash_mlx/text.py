@@ -11,6 +11,9 @@ from dflash_mlx.marks import unfinished
 
 _INCOMPLETE = "\ufffd"
 
+_MOST_HELD = 16
+"""Tokens held back at most: a character has four bytes at most, so these will never be one."""
+
 
 class Detokenizer:
     """Decodes tokens one at a time, holding back bytes that do not make a character yet.
@@ -29,7 +32,8 @@ class Detokenizer:
         self._window.append(token)
         before = self._decode(self._window[: self._shown])
         text = self._decode(self._window)
-        if text.endswith(_INCOMPLETE) or len(text) <= len(before):
+        held = len(self._window) - self._shown
+        if held < _MOST_HELD and (text.endswith(_INCOMPLETE) or len(text) <= len(before)):
             return ""
         self._window = self._window[self._shown :]
         self._shown = len(self._window)

@@ -121,3 +121,30 @@ def test_text_that_depends_on_the_token_before_keeps_its_space():
 
     detokenizer = Detokenizer(sentence)
     assert "".join(detokenizer.push(i) for i in (1, 2, 3)) == "the cats"
+
+
+def test_what_never_makes_a_character_is_not_held_for_ever():
+    """A loop of half characters decoded all of itself again with every token, and showed none."""
+    longest = []
+
+    def decode(ids):
+        longest.append(len(ids))
+        return bytes(ids).decode(errors="replace")
+
+    detokenizer = Detokenizer(decode)
+    text = "".join(detokenizer.push(0x80) for _ in range(200)) + detokenizer.push(ord("x"))
+    assert text == "\ufffd" * 200 + "x"
+    assert max(longest) < 50
+
+
+def test_tokens_without_text_are_not_held_for_ever():
+    """A special token that is left out, said again and again."""
+    longest = []
+
+    def decode(ids):
+        longest.append(len(ids))
+        return bytes(token for token in ids if token < 256).decode(errors="replace")
+
+    detokenizer = Detokenizer(decode)
+    assert "".join(detokenizer.push(300) for _ in range(200)) + detokenizer.push(ord("x")) == "x"
+    assert max(longest) < 50
