@@ -48,7 +48,8 @@ types: $(VENV)/.dev
 	@rm -rf build/types
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(call INSTALL,$(VENV)) pip
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --target build/types .
-	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p dflash_mlx
+	python="$$(cd $(BIN) && pwd)/python"; config="$$PWD/pyproject.toml"; \
+	cd build/types && "$$python" -m mypy --config-file "$$config" -p dflash_mlx
 
 tests: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist loadgroup

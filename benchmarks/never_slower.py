@@ -45,6 +45,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write every run here as well")
     parser.add_argument("--resume", action="store_true", help="go on with the runs in --json")
     options = parser.parse_args()
+    if (options.resume or options.what == "report") and not (
+        options.json and options.json.is_file()
+    ):
+        parser.error("--json needs the file of a run that was begun")
     if options.what == "report":
         report(kept(options.json))
         return
@@ -103,7 +107,9 @@ def measure(loaded, options, folder, runs):
                 )
             print(f"repeat {repeat + 1}: {kind} done", file=sys.stderr)
             if options.json:
-                options.json.write_text(json.dumps([vars(run) for run in runs], default=list))
+                partial = options.json.with_suffix(".partial")
+                partial.write_text(json.dumps([vars(run) for run in runs], default=list))
+                partial.replace(options.json)
     for peer in peers.values():
         peer.close()
 
