@@ -84,10 +84,14 @@ class Session:
 
 
 def _take(terminal):
-    """Make `terminal` the one that sends Ctrl-C to this process."""
+    """Make `terminal` the one that sends Ctrl-C to this process, which takes it.
+
+    Shells start what runs in the background with Ctrl-C ignored, and this suite may.
+    """
     import fcntl
     import termios
 
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
 
 
