@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -25,6 +26,13 @@ def read_rows(file: Path) -> Iterator[Any]:
     if name.endswith(".parquet"):
         yield from _parquet(file)
         return
+    try:
+        yield from _lines(file, name)
+    except (EOFError, zlib.error) as error:
+        raise ValueError(f"it is cut short or damaged: {error}") from error
+
+
+def _lines(file: Path, name: str) -> Iterator[Any]:
     with (
         gzip.open(file, "rt", encoding="utf-8")
         if file.suffix == ".gz"

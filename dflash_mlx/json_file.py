@@ -40,9 +40,9 @@ def write_json(path: Path, value: Any) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}", text=True)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(value, file, indent=2, ensure_ascii=False)
+            json.dump(value, file, indent=2)
             file.write("\n")
         os.replace(name, path)
-    except OSError:
+    except BaseException:
         Path(name).unlink(missing_ok=True)
         raise

@@ -21,7 +21,7 @@ class Stats:
     before it. `draft_s` is the draft's part of `decode_s`,
     in the proportion seen in the rounds that timed it apart, and `verify_s` the rest, plain steps
     included; None where no round did. `parked_at` is the token at which drafting stopped for the
-    last time, None if it went on to the end. `host_reads` counts how often the host waited for
+    last time, None if it went on to the end. `host_reads` counts how often decoding waited for
     the device. `peak_memory_bytes` is the most that MLX held since a model was last loaded.
     """
 

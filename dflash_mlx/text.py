@@ -11,8 +11,11 @@ from dflash_mlx.marks import unfinished
 
 _INCOMPLETE = "\ufffd"
 
+_LONGEST = 4
+"""Bytes of the longest character, and so the most tokens that one is made of."""
+
 _MOST_HELD = 16
-"""Tokens held back at most: a character has four bytes at most, so these will never be one."""
+"""Tokens held back at most: all but the last few of these will never be a character."""
 
 
 class Detokenizer:
@@ -32,11 +35,19 @@ class Detokenizer:
         self._window.append(token)
         before = self._decode(self._window[: self._shown])
         text = self._decode(self._window)
-        held = len(self._window) - self._shown
-        if held < _MOST_HELD and (text.endswith(_INCOMPLETE) or len(text) <= len(before)):
+        full = len(self._window) - self._shown >= _MOST_HELD
+        if len(text) <= len(before):
+            if full:
+                del self._window[self._shown :]
             return ""
+        n_open = 0
+        if text.endswith(_INCOMPLETE):
+            if not full:
+                return ""
+            n_open = _LONGEST - 1
+            text = self._decode(self._window[:-n_open])
         self._window = self._window[self._shown :]
-        self._shown = len(self._window)
+        self._shown = len(self._window) - n_open
         return text[len(before) :]
 
     def rest(self) -> str:

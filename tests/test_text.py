@@ -148,3 +148,20 @@ def test_tokens_without_text_are_not_held_for_ever():
     detokenizer = Detokenizer(decode)
     assert "".join(detokenizer.push(300) for _ in range(200)) + detokenizer.push(ord("x")) == "x"
     assert max(longest) < 50
+
+
+def test_a_character_that_begins_among_the_last_tokens_held_is_whole():
+    """Junk before an emoji must not cost the emoji."""
+    detokenizer = Detokenizer(lambda ids: bytes(ids).decode(errors="replace"))
+    ids = [*[0x80] * 15, *"🙂x".encode()]
+    assert "".join(detokenizer.push(i) for i in ids) == "\ufffd" * 15 + "🙂x"
+
+
+def test_a_word_behind_tokens_without_text_keeps_its_space():
+    """Silent tokens must not push out the word that the next one's space depends on."""
+
+    def decode(ids):
+        return "".join({1: "▁the", 2: "▁cats"}.get(i, "") for i in ids).replace("▁", " ").lstrip()
+
+    detokenizer = Detokenizer(decode)
+    assert "".join(detokenizer.push(i) for i in [1, *[9] * 40, 2]) == "the cats"

@@ -20,6 +20,7 @@ class Earlier:
     model: str
     facts: Mapping[str, str]
     speeds: Mapping[tuple[str, str], Spread]
+    broken_off: str | None = None
 
 
 def read_earlier(file: Path) -> Earlier:
@@ -39,6 +40,7 @@ def read_earlier(file: Path) -> Earlier:
             mlx=machine["mlx"],
             model=values["pair"]["model"],
             facts={fact: machine[fact] for fact in _FACTS},
+            broken_off=values.get("broken_off"),
             speeds={(row["arm"], row["kind"]): _spread(row["speed"]) for row in values["figures"]},
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -49,7 +51,8 @@ def read_earlier(file: Path) -> Earlier:
 
 def side_by_side(old: Earlier, new: Report) -> Iterator[str]:
     """Yield what changed from an earlier run to this one, line by line."""
-    yield f"before: {old.made}, mlx {old.mlx}, {old.model}"
+    part = f", {old.broken_off}: a part of the run" if old.broken_off else ""
+    yield f"before: {old.made}, mlx {old.mlx}, {old.model}{part}"
     yield f"now:    {new.made}, mlx {new.machine['mlx']}, {new.pair['model']}"
     for fact, before in old.facts.items():
         if before != new.machine[fact]:

@@ -52,7 +52,7 @@ def _verdict(verdict: Mapping[str, Any]) -> str:
 def _broken_off(reason: str | None) -> str:
     if reason is None:
         return ""
-    return f"<p><b>{escape(reason.capitalize())}: this is a part of the run.</b></p>"
+    return f"<p><b>{escape(reason[:1].upper() + reason[1:])}: this is a part of the run.</b></p>"
 
 
 def _plots(figures: Sequence[Figure]) -> Iterator[str]:

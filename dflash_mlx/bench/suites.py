@@ -11,7 +11,7 @@ from typing import Any
 
 from dflash_mlx.data_file import ENDINGS, read_rows
 from dflash_mlx.errors import BadRequest, DFlashError
-from dflash_mlx.hub.data_sets import bring, file_names
+from dflash_mlx.hub.data_sets import bring, cached_names, file_names
 from dflash_mlx.typed_path import typed_path
 
 KINDS = ("code", "arithmetic", "chat", "translation", "structured")
@@ -86,16 +86,13 @@ def data_set(name: str, count: int) -> list[Prompt]:
 
 def _fetch(wanted: DataSet) -> Path:
     """Return the data set's file in the hub's cache, downloaded if it is not there."""
-    names = file_names(wanted.repository)
-    found = [
-        name
-        for ending in ENDINGS
-        for name in names
-        if name.endswith(ending) and wanted.part in name
-    ]
-    if not found:
-        raise BadRequest(f"{wanted.repository} holds no file that can be read; give a file")
-    return bring(wanted.repository, found[0])
+    for names in (cached_names, file_names):
+        listed = names(wanted.repository)
+        for ending in ENDINGS:
+            for name in listed:
+                if name.endswith(ending) and wanted.part in name:
+                    return bring(wanted.repository, name)
+    raise BadRequest(f"{wanted.repository} holds no file that can be read; give a file")
 
 
 def _from_file(file: Path, kind: str, fields: Sequence[str], count: int) -> list[Prompt]:

@@ -145,6 +145,10 @@ class ContextCache:
         place = (self.length, [layer.remember() for layer in self.layers])
         self._places = [*self._before(self.length - 1), place][-_PLACES:]
 
+    def forget(self) -> None:
+        """Give up the remembered places."""
+        self._places = []
+
     def truncate(self, length: int) -> None:
         """Forget the rows at positions >= `length`; a remembered place's come back."""
         for layer in self.layers:

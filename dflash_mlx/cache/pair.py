@@ -40,6 +40,8 @@ class PairCache:
             OutOfMemoryBudget: the rows held already exceed `max_bytes`.
         """
         assert self._open == 0, f"{self._open} rows are open; commit or roll back first"
+        if self.max_bytes is not None and self.nbytes > self.max_bytes and self.context:
+            self.context.forget()  # remembered rows only spare a later turn some acceptance
         if self.max_bytes is not None and self.nbytes > self.max_bytes:
             raise OutOfMemoryBudget(
                 f"{self.length} rows of context take {self.nbytes} bytes, the budget is "

@@ -97,8 +97,12 @@ def _check(model: str, draft: str, compare: str | None, as_json: bool) -> None:
     if as_json and compare:
         raise BadRequest("--compare is printed beside a table; leave out --json")
     from dflash_mlx.cards.pairing import choose
+    from dflash_mlx.doctor.checkup import locate
+    from dflash_mlx.hub.pins import Pins, default_folder
 
-    if choose(model, draft).draft is None:
+    choice = choose(model, draft)
+    locate(choice, Pins(default_folder()))
+    if choice.draft is None:
         raise BadRequest(f"{model} is left without a draft to measure; name one with --draft")
 
 
@@ -144,7 +148,7 @@ def _measure(
 ) -> "Report":
     from dflash_mlx.bench.arms import prompt_ids
     from dflash_mlx.bench.forwards import forwards, memory_speed
-    from dflash_mlx.bench.run import run
+    from dflash_mlx.bench.run import STOPPED, run
     from dflash_mlx.bench.summary import summarise
     from dflash_mlx.bench.thermal import thermal_state
 
@@ -157,7 +161,7 @@ def _measure(
             bare = forwards(engine, ids, [1, *config.blocks])
             speed = memory_speed(engine)
         except KeyboardInterrupt:
-            terminal.say("interrupted: the bare forwards are left out")
+            measured.broken_off = STOPPED
     return summarise(engine, measured, config, bare, speed, thermal_state())
 
 

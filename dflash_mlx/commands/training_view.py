@@ -126,7 +126,7 @@ def show_plan(terminal: Terminal, prepared: "Prepared", plan: "Plan") -> None:
 
 
 def show_result(terminal: Terminal, result: "Result", target: str) -> None:
-    """Say what became of a run for `target`, as it was typed, and what to do with it."""
+    """Say what became of a run for `target`, a name or a path, and what to do with it."""
     if not result.finished:
         terminal.say("stopped; the same command with --resume goes on where it stopped")
     if result.out is None:

@@ -2,25 +2,32 @@
 
 from pathlib import Path
 
-from dflash_mlx.errors import DownloadFailed
 from dflash_mlx.hub.errors import explained
 
 
 def file_names(repository: str) -> list[str]:
-    """Return the names of the repository's files; where the hub is silent, of those in the cache.
+    """Return the names of the repository's files, as the hub lists them.
 
     Raises:
-        UnknownModel, DownloadFailed: there is no such data set, or nobody to say and none here.
+        UnknownModel, DownloadFailed: there is no such data set, or nobody to say.
     """
     from huggingface_hub import HfApi
 
+    with explained(repository, None, kind="dataset"):
+        return HfApi().list_repo_files(repository, repo_type="dataset")
+
+
+def cached_names(repository: str) -> list[str]:
+    """Return, in order, the names of those of its files that are in the cache; asks nobody."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
     try:
-        with explained(repository, None, kind="dataset"):
-            return HfApi().list_repo_files(repository, repo_type="dataset")
-    except DownloadFailed:
-        if here := _cached(repository):
-            return here
-        raise
+        found = snapshot_download(repository, repo_type="dataset", local_files_only=True)
+    except LocalEntryNotFoundError:
+        return []
+    folder = Path(found)
+    return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
 
 
 def bring(repository: str, name: str) -> Path:
@@ -33,15 +40,3 @@ def bring(repository: str, name: str) -> Path:
 
     with explained(repository, None, kind="dataset"):
         return Path(hf_hub_download(repository, name, repo_type="dataset"))
-
-
-def _cached(repository: str) -> list[str]:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    try:
-        found = snapshot_download(repository, repo_type="dataset", local_files_only=True)
-    except LocalEntryNotFoundError:
-        return []
-    folder = Path(found)
-    return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]

@@ -220,7 +220,8 @@ class BoundDraft:
     def propose(self, anchor: int, n_rows: int, context: ContextCache) -> Block:
         """Propose the argmax at each of the `n_rows - 1` masked rows behind `anchor`."""
         hidden = self.hidden(anchor, n_rows, context)
-        if (found := self.best(self._for_head(hidden))) is not None:
+        hidden = self.for_head(hidden)
+        if (found := self.best(hidden)) is not None:
             return Block(self._ids(found.tokens[None, :, 0]), mx.isfinite(found.log_sum_exp).all())
         logits = self.logits(hidden)
         best = mx.max(logits, axis=-1)
@@ -242,7 +243,7 @@ class BoundDraft:
     def logits(self, hidden: mx.array) -> mx.array:
         """Return logits [1, B - 1, V] of normed hidden rows, over ids that both models know."""
         head = self.model.lm_head if "lm_head" in self.model else self.target.head
-        return self.shaped(head(self._for_head(hidden))[..., : self.n_ids])
+        return self.shaped(head(hidden)[..., : self.n_ids])
 
     def shaped(self, projected: mx.array) -> mx.array:
         """Return `projected` hidden rows scaled and capped, as the configuration says."""
@@ -253,7 +254,7 @@ class BoundDraft:
             logits = mx.tanh(logits / cap) * cap
         return logits
 
-    def _for_head(self, hidden: mx.array) -> mx.array:
+    def for_head(self, hidden: mx.array) -> mx.array:
         """Return hidden rows in the type of the head that reads them."""
         return hidden if "lm_head" in self.model else hidden.astype(self._borrowed)
 

@@ -193,7 +193,7 @@ class SelectingDraft(BoundDraft):
     def propose(self, anchor: int, n_rows: int, context: ContextCache) -> Block:
         """Propose the selector's path behind `anchor`, with its probabilities where drawn."""
         hidden = self.hidden(anchor, n_rows, context)
-        logits = self.logits(hidden)
+        logits = self.logits(self.for_head(hidden))
         pick = Picking(self.temperature, self.seed, context.length)
         path = self.model.candidate_selector(hidden, logits, anchor, pick)
         healthy = mx.isfinite(mx.max(logits, axis=-1)).all() & mx.isfinite(path.scores).all()

@@ -1,5 +1,6 @@
 """What a training run may be asked for, checked before anything is loaded."""
 
+import os
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -8,9 +9,12 @@ from dflash_mlx.config import SamplingConfig
 from dflash_mlx.errors import BadRequest
 from dflash_mlx.train.recipe import Weighting
 from dflash_mlx.train.shape import Wishes
-from dflash_mlx.typed_path import from_root, typed_path
+from dflash_mlx.typed_path import from_root, is_there, typed_path
 
 SELF = "self"
+_SOURCES = ("target", "init", "data")
+"""Options that may be paths."""
+
 _KNOWN = "auto"
 """The draft to go on from that is known to belong to the target."""
 
@@ -88,7 +92,7 @@ class TrainConfig:
     def as_values(self) -> dict[str, Any]:
         """Return plain values, ready for JSON, that hold wherever the run is gone on with."""
         values = {**asdict(self), "out": str(self.out)}
-        for name in ("target", "init", "data"):
+        for name in _SOURCES:
             if values[name] not in (None, SELF, _KNOWN):
                 values[name] = from_root(values[name])
         return values
@@ -102,20 +106,26 @@ class TrainConfig:
 def resumed(asked: TrainConfig, stored: TrainConfig) -> TrainConfig:
     """Return the configuration to go on with: the stored one, which `asked` may repeat.
 
-    Where the result goes is `asked`'s to say: it is how the run was found, and folders move.
+    Where the result goes is `asked`'s to say, as it is where a file lies that moved with it.
 
     Raises:
         BadRequest: something else is asked for now.
     """
     plain = TrainConfig(target=asked.target, out=asked.out)
     from_here = TrainConfig.from_values(asked.as_values())
+    found: dict[str, Any] = {"out": asked.out}
     for item in fields(TrainConfig):
         name = item.name
         now, then, usual = (getattr(each, name) for each in (from_here, stored, plain))
-        if name == "out" or now == then or (now == usual and name != "target"):
+        if name == "out" or then in (now, getattr(asked, name)):
+            continue
+        if now == usual and name != "target":
+            continue
+        if name in _SOURCES and os.path.isabs(then or "") and not is_there(Path(then)):
+            found[name] = now
             continue
         raise BadRequest(
             f"{asked.run_folder} was begun with {name} {then} and not {now}; go on with --resume "
             "alone, or begin anew with another -o"
         )
-    return replace(stored, out=asked.out)
+    return replace(stored, **found)

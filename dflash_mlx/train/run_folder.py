@@ -41,9 +41,12 @@ class RunFolder:
         """Check that a new run may have this folder.
 
         Raises:
-            BadRequest: it holds a run that `force` does not give up, or something else; or
-                another process works here.
+            BadRequest: it holds a run that `force` does not give up, or something else; it cannot
+                be written; or another process works here.
         """
+        place = next(path for path in (self.path, *self.path.parents) if os.path.exists(path))
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise BadRequest(f"{self.path} cannot be made or written; choose another -o")
         if not self._content():
             return
         if not self._facts.is_file():

@@ -317,6 +317,17 @@ def test_an_unreadable_data_set_is_refused_in_one_line(tmp_path, text):
         data_set(str(file), 3)
 
 
+def test_a_data_set_in_the_cache_asks_nobody(tmp_path, monkeypatch):
+    """A set that was brought yesterday could not be measured with on a train."""
+    brought = tmp_path / "main/test.jsonl"
+    brought.parent.mkdir()
+    brought.write_text('{"question": "one"}')
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda _, name, **__: tmp_path / name)
+    monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", lambda *_, **__: 1 / 0)
+    assert [prompt.text for prompt in data_set("gsm8k", 3)] == ["one"]
+
+
 def test_an_unknown_data_set_is_refused_with_those_there_are():
     """A misspelled name should not start a download."""
     with pytest.raises(BadRequest, match="humaneval"):

@@ -23,6 +23,7 @@ QUICK = ["--max-tokens", "6", "--repeats", "1", "--kind", "chat", "--prompts", "
         (["--compare", "nothing.json"], "nothing.json"),
         (["--html", "no/such/folder/page.html"], "--html"),
         (["--draft", "none"], "--draft"),
+        (["--model", "smolm2-135m"], "did you mean smollm2-135m"),
         (["--cool-down", "nan"], "--cool-down"),
         (["--blocks", "0"], "--blocks"),
         (["--cool-down", "-1"], "--cool-down"),

@@ -230,3 +230,8 @@ def test_a_run_is_gone_on_with_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path.parent)
     assert resumed(config(), stored).data == str(tmp_path / "prompts.jsonl")
     assert resumed(config(data=f"{tmp_path.name}/prompts.jsonl"), stored) == stored
+    (tmp_path / "prompts.jsonl").rename(tmp_path / "moved.jsonl")
+    moved = str(tmp_path / "moved.jsonl")
+    assert resumed(config(data=moved), stored) == replace(stored, data=moved)
+    old = config(data="prompts.jsonl")  # as runs were written down before
+    assert resumed(config(data="prompts.jsonl"), old) == old

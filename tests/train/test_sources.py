@@ -154,28 +154,6 @@ def test_a_data_set_in_other_forms_is_refused_by_name(hub):
         read("org/data")
 
 
-def test_without_a_network_what_was_brought_before_is_read(hub, tmp_path, monkeypatch):
-    """A data set in the cache was refused on a train."""
-    from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
-
-    def silent(self, *given, **named):
-        raise OfflineModeIsEnabled("offline")
-
-    def missing(*given, **named):
-        raise LocalEntryNotFoundError("nothing here")
-
-    monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", silent)
-    monkeypatch.setattr("huggingface_hub.snapshot_download", missing)
-    with pytest.raises(DownloadFailed, match="HF_HUB_OFFLINE is set"):
-        read("org/data")
-    (tmp_path / "snapshot/data").mkdir(parents=True)
-    (tmp_path / "snapshot/data/train.jsonl").touch()
-    monkeypatch.setattr(
-        "huggingface_hub.snapshot_download", lambda *given, **named: str(tmp_path / "snapshot")
-    )
-    assert len(read("org/data").questions) == 2
-
-
 def test_a_gated_data_set_is_sent_to_its_own_page(hub, monkeypatch):
     """The licence of a data set was to be accepted on the page of a model."""
     from huggingface_hub.errors import GatedRepoError
@@ -186,3 +164,11 @@ def test_a_gated_data_set_is_sent_to_its_own_page(hub, monkeypatch):
     monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", gated)
     with pytest.raises(DownloadFailed, match=r"licence at https?://[^/]+/datasets/org/data,"):
         read("org/data")
+
+
+def test_a_file_that_was_cut_short_is_refused_in_one_line(tmp_path):
+    """A download that broke off ended in a traceback of the decompressor."""
+    whole = Path(written(tmp_path, "rows.jsonl.gz", [{"prompt": f"ask {n}"} for n in range(50)]))
+    (tmp_path / "part.jsonl.gz").write_bytes(whole.read_bytes()[:-20])
+    with pytest.raises(BadRequest, match=r"part\.jsonl\.gz .*cut short or damaged"):
+        read(str(tmp_path / "part.jsonl.gz"))
