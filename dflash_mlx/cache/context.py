@@ -12,9 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from dflash_mlx.cache.full import STEP
-
-_PLACES = 2
-"""Places whose rows are kept, as many as a target's caches keep."""
+from dflash_mlx.cache.places import Places
 
 
 class ContextRows(NamedTuple):
@@ -125,7 +123,7 @@ class ContextCache:
     def __init__(self, limits: list[int | None]) -> None:
         self.layers = [ContextLayer(limit) for limit in limits]
         self.length = 0
-        self._places: list[tuple[int, list[ContextRows | None]]] = []  # by length, ascending
+        self._places: Places[list[ContextRows | None]] = Places()
 
     @property
     def limit(self) -> int | None:
@@ -142,32 +140,26 @@ class ContextCache:
 
     def remember(self) -> None:
         """Keep what `truncate` needs to come back here with all rows that are seen here."""
-        place = (self.length, [layer.remember() for layer in self.layers])
-        self._places = [*self._before(self.length - 1), place][-_PLACES:]
+        self._places.add(self.length, [layer.remember() for layer in self.layers])
 
     def forget(self) -> None:
         """Give up the remembered places."""
-        self._places = []
+        self._places.forget()
 
     def truncate(self, length: int) -> None:
         """Forget the rows at positions >= `length`; a remembered place's come back."""
         for layer in self.layers:
             layer.truncate(length)
         self.length = min(self.length, length)
-        self._places = self._before(length)
-        if self._places:
-            for layer, rows in zip(self.layers, self._places[-1][1], strict=True):
+        if place := self._places.back_to(length):
+            for layer, rows in zip(self.layers, place[1], strict=True):
                 if rows is not None:
                     layer.recover(rows, length)
-
-    def _before(self, length: int) -> list[tuple[int, list[ContextRows | None]]]:
-        """Return the remembered places of at most `length` rows."""
-        return [place for place in self._places if place[0] <= length]
 
     @property
     def arrays(self) -> list[mx.array]:
         """The arrays that hold the rows, to be evaluated."""
-        places = [rows for _, kept in self._places for rows in kept if rows is not None]
+        places = [rows for kept in self._places for rows in kept if rows is not None]
         remembered = [array for rows in places for array in (rows.keys, rows.values)]
         return [array for layer in self.layers for array in layer.arrays] + remembered
 

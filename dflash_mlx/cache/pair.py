@@ -11,10 +11,8 @@ import mlx.core as mx
 
 from dflash_mlx.cache.base import LayerCache, Place
 from dflash_mlx.cache.context import ContextCache
+from dflash_mlx.cache.places import Places
 from dflash_mlx.errors import OutOfMemoryBudget
-
-_PLACES = 2
-"""Places kept for `truncate`: this turn's and the last one's, should this one be asked anew."""
 
 
 class PairCache:
@@ -31,7 +29,7 @@ class PairCache:
         self.max_bytes = max_bytes
         self.length = 0
         self._open = 0
-        self._places: list[tuple[int, list[Place]]] = []  # by length, ascending
+        self._places: Places[list[Place]] = Places()
 
     def append(self, n_rows: int) -> None:
         """Open a round of `n_rows` rows, which the target's layers then write.
@@ -40,13 +38,8 @@ class PairCache:
             OutOfMemoryBudget: the rows held already exceed `max_bytes`.
         """
         assert self._open == 0, f"{self._open} rows are open; commit or roll back first"
-        if self.max_bytes is not None and self.nbytes > self.max_bytes and self.context:
-            self.context.forget()  # remembered rows only spare a later turn some acceptance
         if self.max_bytes is not None and self.nbytes > self.max_bytes:
-            raise OutOfMemoryBudget(
-                f"{self.length} rows of context take {self.nbytes} bytes, the budget is "
-                f"{self.max_bytes}; shorten the conversation or raise the budget"
-            )
+            self._shrink(self.max_bytes)
         self._open = n_rows
 
     def commit(self, n_rows: int) -> None:
@@ -67,8 +60,7 @@ class PairCache:
     def remember(self, n_rows: int) -> None:
         """Keep what `truncate` needs to come back behind the first `n_rows` open rows."""
         assert 0 <= n_rows <= self._open, (n_rows, self._open)
-        place = (self.length + n_rows, [layer.remember(n_rows) for layer in self.layers])
-        self._places = [*self._before(place[0] - 1), place][-_PLACES:]
+        self._places.add(self.length + n_rows, [layer.remember(n_rows) for layer in self.layers])
 
     def truncate(self, length: int) -> int:
         """Go back to at most `length` committed rows; return how many are left.
@@ -77,37 +69,47 @@ class PairCache:
         back to the nearest remembered place before it, or to nothing.
         """
         left = min(length, self.length)
+        nearest = self._places.back_to(left)
         if not all(layer.holds(left) for layer in self.layers):
-            left = self._go_back(self._before(left))
+            left = self._go_back(nearest)
         else:
             for layer in self.layers:
                 layer.truncate(left)
         self.length = left
-        self._places = self._before(left)
         if self.context is not None:
             self.context.truncate(left)
         return left
 
-    def _go_back(self, places: list[tuple[int, list[Place]]]) -> int:
-        """Bring all layers to the last of `places`, or to nothing; return the rows left."""
-        if not places:
+    def _go_back(self, nearest: tuple[int, list[Place]] | None) -> int:
+        """Bring all layers to the `nearest` place, or to nothing; return the rows left."""
+        if nearest is None:
             for layer in self.layers:
                 layer.truncate(0)
             return 0
-        left, layers = places[-1]
+        left, layers = nearest
         for place in layers:
             place.restore()
         return left
 
-    def _before(self, length: int) -> list[tuple[int, list[Place]]]:
-        """Return the remembered places of at most `length` rows."""
-        return [place for place in self._places if place[0] <= length]
+    def _shrink(self, max_bytes: int) -> None:
+        """Give up what only spares a later turn some acceptance.
+
+        Raises:
+            OutOfMemoryBudget: the rows exceed `max_bytes` all the same.
+        """
+        if self.context is not None:
+            self.context.forget()
+        if self.nbytes > max_bytes:
+            raise OutOfMemoryBudget(
+                f"{self.length} rows of context take {self.nbytes} bytes, the budget is "
+                f"{max_bytes}; shorten the conversation or raise the budget"
+            )
 
     @property
     def arrays(self) -> list[mx.array]:
         """The arrays that hold the rows of both models, to be evaluated."""
         arrays = [array for layer in self.layers for array in layer.arrays]
-        arrays += [a for _, layers in self._places for place in layers for a in place.arrays]
+        arrays += [a for layers in self._places for place in layers for a in place.arrays]
         return arrays + (self.context.arrays if self.context is not None else [])
 
     @property
