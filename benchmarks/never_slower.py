@@ -26,6 +26,7 @@ from embedded_pair import write_for_peer
 from prompts import PROMPTS
 
 import dflash_mlx
+from dflash_mlx.json_file import write_json
 
 BLOCKS = (2, 3, 4, 5, 6, 8)
 
@@ -107,9 +108,7 @@ def measure(loaded, options, folder, runs):
                 )
             print(f"repeat {repeat + 1}: {kind} done", file=sys.stderr)
             if options.json:
-                partial = options.json.with_suffix(".partial")
-                partial.write_text(json.dumps([vars(run) for run in runs], default=list))
-                partial.replace(options.json)
+                write_json(options.json, [vars(run) for run in runs])
     for peer in peers.values():
         peer.close()
 

@@ -18,11 +18,11 @@ class Stats:
     `accepted_lengths[n]` counts the rounds in which n draft tokens were accepted;
     `accepted_by_position[i]` is the share of rounds in which draft token i was accepted, of the
     `drafted_by_position[i]` rounds that drafted it, those left out in which the answer ended
-    before it. `draft_s` is the draft's part of `decode_s`,
-    in the proportion seen in the rounds that timed it apart, and `verify_s` the rest, plain steps
-    included; None where no round did. `parked_at` is the token at which drafting stopped for the
-    last time, None if it went on to the end. `host_reads` counts how often decoding waited for
-    the device. `peak_memory_bytes` is the most that MLX held since a model was last loaded.
+    before it. `draft_s` is the draft's part of `decode_s`, in the proportion seen in the rounds
+    that timed it apart, and `verify_s` the rest, plain steps included; None where no round did.
+    `parked_at` is the token at which drafting stopped for the last time, None if it went on to
+    the end. `host_reads` counts how often decoding waited for the device.
+    `peak_memory_bytes` is the most that MLX held since a model was last loaded.
     """
 
     rounds: int

@@ -110,19 +110,21 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids`, without special tokens other than those of thinking marks."""
-        kept, marks = list(ids), self._special_marks
-        if marks:
-            left_out = self.special_tokens.keys() - marks
-            kept = [index for index in kept if index not in left_out]
+        left_out = self._left_out
+        kept = [index for index in ids if left_out is None or index not in left_out]
         text: str = self._wrapper.decode(
-            kept, skip_special_tokens=not marks, clean_up_tokenization_spaces=False
+            kept, skip_special_tokens=left_out is None, clean_up_tokenization_spaces=False
         )
         return text
 
     @cached_property
-    def _special_marks(self) -> frozenset[int]:
-        """Special tokens that open or close a thought: without them nobody could tell it apart."""
+    def _left_out(self) -> frozenset[int] | None:
+        """The special tokens that are no text, None where all are.
+
+        Without those that open or close a thought nobody could tell it apart.
+        """
         if not self.has_thinking:
-            return frozenset()
+            return None
         marks = {*self._wrapper.think_start_tokens, *self._wrapper.think_end_tokens}
-        return frozenset(marks & self.special_tokens.keys())
+        left_out = frozenset(self.special_tokens.keys() - marks)
+        return left_out if len(left_out) < len(self.special_tokens) else None

@@ -86,12 +86,11 @@ def data_set(name: str, count: int) -> list[Prompt]:
 
 def _fetch(wanted: DataSet) -> Path:
     """Return the data set's file in the hub's cache, downloaded if it is not there."""
-    for names in (cached_names, file_names):
-        listed = names(wanted.repository)
-        for ending in ENDINGS:
-            for name in listed:
-                if name.endswith(ending) and wanted.part in name:
-                    return bring(wanted.repository, name)
+    for listed in (cached_names, file_names):
+        names = [name for name in listed(wanted.repository) if wanted.part in name]
+        found = [name for ending in ENDINGS for name in names if name.endswith(ending)]
+        if found:
+            return bring(wanted.repository, found[0])
     raise BadRequest(f"{wanted.repository} holds no file that can be read; give a file")
 
 
