@@ -35,14 +35,16 @@ def run(*arguments, stdin=""):
     )
 
 
-def test_generate_answers():
-    """Everything from the wheel's file to the text, at once."""
-    done = run("generate", "What is the capital of France?", "--max-tokens", "8", "--json")
+@pytest.mark.parametrize("block", ["auto", "3"])
+def test_generate_answers(block):
+    """Everything from the wheel's file to the text, at once; auto may decide against drafting."""
+    question = "What is the capital of France?"
+    done = run("generate", question, "--max-tokens", "8", "--json", "--block", block)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["text"] == "The capital of France is Paris."
     assert (found["finish_reason"], found["generated_tokens"]) == ("stop", 7)
-    assert found["stats"]["path"] == "dflash" and found["stats"]["accepted"] > 0
+    assert block == "auto" or found["stats"]["accepted"] > 0
     assert found["stats"]["blas"] in ("openblas", "bundled", "accelerate")
     assert "SmolLM2-135M-Instruct" in done.stderr and "block " in done.stderr
 
