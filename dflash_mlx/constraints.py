@@ -7,6 +7,7 @@ of a block follows the first i draft tokens. The penalties themselves are mlx-lm
 from collections.abc import Sequence
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.sample_utils import make_logits_processors
 
 from dflash_mlx.config import LogitsProcessor, SamplingConfig
@@ -42,9 +43,8 @@ def processed(
     """
     if not processors:
         return logits
-    before = mx.concatenate(
-        [mx.array(list(history), dtype=mx.int32), draft_tokens.astype(mx.int32)]
-    )
+    known = mx.array(np.asarray(history, np.int32))
+    before = mx.concatenate([known, draft_tokens.astype(mx.int32)])
     rows = []
     for index in range(logits.shape[0]):
         row = logits[index : index + 1]

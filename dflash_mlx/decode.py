@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from dflash_mlx.accept import AcceptRule, Scored, only_token
 from dflash_mlx.cache import PairCache
+from dflash_mlx.history import History
 from dflash_mlx.models.protocols import Block, Draft, Target, no_draft
 from dflash_mlx.readback import launch, read_back, settle
 from dflash_mlx.rounds import Round
@@ -65,7 +66,7 @@ class State:
     the newest committed rows that are not in the draft's context yet, oldest first.
     """
 
-    history: tuple[int, ...]
+    history: History
     features: tuple[mx.array, ...] = ()
     n_tokens: int = 0
     ended: bool = False
@@ -206,7 +207,7 @@ def advance(state: State, tokens: Sequence[int], features: mx.array, ended: bool
     """
     kept = (*state.features, features[:, : len(tokens)]) if features.shape[2] else ()
     return State(
-        history=(*state.history, *tokens),
+        history=state.history.extended(tokens),
         features=kept[-_PENDING:],
         n_tokens=state.n_tokens + len(tokens),
         ended=ended,

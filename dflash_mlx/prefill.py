@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from dflash_mlx.cache import PairCache
 from dflash_mlx.decode import Pair, State
+from dflash_mlx.history import History
 from dflash_mlx.readback import settle
 
 Progress = Callable[[int, int], bool]
@@ -48,7 +49,7 @@ def prefill(
         progress(end, end)
     finally:
         cache.rollback()
-    return State(history=tuple(prompt))
+    return State(history=History(prompt))
 
 
 def read_chunk(pair: Pair, cache: PairCache, tokens: mx.array, stable: int = 0) -> None:

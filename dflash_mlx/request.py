@@ -15,6 +15,7 @@ from dflash_mlx.constraints import make_processors
 from dflash_mlx.decode import Plan, State, catch_up, decode
 from dflash_mlx.errors import BadRequest, OutOfMemoryBudget
 from dflash_mlx.feed import Feed
+from dflash_mlx.history import History
 from dflash_mlx.loaded import LoadedPair
 from dflash_mlx.prefill import prefill
 from dflash_mlx.stats import Meter, Stats, rate
@@ -42,7 +43,7 @@ class Request:
         feed: Feed[Chunk],
         cancelled: threading.Event,
     ) -> None:
-        self.history = tuple(ids)
+        self.history = History(ids)
         self._loaded = loaded
         self._config = config
         self._feed = feed

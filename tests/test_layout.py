@@ -16,7 +16,7 @@ LEVELS = (
     ("errors", "config", "blas", "json_file", "typed_path", "metal"),
     # forward passes, rows, pure functions over them
     (
-        *("models", "cache", "sampling", "constraints", "accept", "compute", "memory"),
+        *("models", "cache", "sampling", "constraints", "accept", "history", "compute", "memory"),
         *("readback", "rounds", "weights"),
     ),
     # the loop and what consumes its rounds

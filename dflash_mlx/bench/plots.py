@@ -29,7 +29,8 @@ def lines(title: str, x_label: str, y_label: str, series: Sequence[Series]) -> s
     x_of = _scale(min(xs), max(xs), _LEFT, _WIDTH - _RIGHT)
     top = max(y for each in shown for _, y in each.points)
     y_of = _scale(0, top * 1.08 or 1, _HEIGHT - _BOTTOM, _TOP)
-    parts = _axes(x_label, y_label, _ticks(min(xs), max(xs)), _ticks(0, top), x_of, y_of)
+    finest = 1.0 if all(float(x).is_integer() for x in xs) else 0.0  # nothing is at position 1.5
+    parts = _axes(x_label, y_label, _ticks(min(xs), max(xs), finest), _ticks(0, top), x_of, y_of)
     for each in shown:
         path = " ".join(f"{x_of(x):.1f},{y_of(y):.1f}" for x, y in each.points)
         parts.append(f'<polyline class="line s{each.colour % 6}" points="{path}"/>')
@@ -131,8 +132,8 @@ def _scale(low: float, high: float, start: float, end: float) -> Callable[[float
     return lambda value: start + (value - low) / span * (end - start)
 
 
-def _ticks(low: float, high: float) -> list[float]:
-    """Return about five round numbers from `low` to `high`."""
+def _ticks(low: float, high: float, finest: float = 0.0) -> list[float]:
+    """Return about five round numbers from `low` to `high`, at least `finest` apart."""
     span = high - low
     if span <= 0:
         return [low]
@@ -142,5 +143,6 @@ def _ticks(low: float, high: float) -> list[float]:
     while span / power < 1:
         power /= 10
     step = next(power * factor for factor in (0.2, 0.5, 1, 2) if span / (power * factor) <= 6)
+    step = max(step, finest)
     first = -(-low // step) * step
     return [round(first + step * k, 10) for k in range(int((high - first) / step + 1e-9) + 1)]

@@ -18,6 +18,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from dflash_mlx.accept import match_rule
 from dflash_mlx.config import SamplingConfig
 from dflash_mlx.decode import Cut, Pair
+from dflash_mlx.history import History
 from dflash_mlx.models.decoder import DecoderTarget
 from dflash_mlx.models.protocols import Draft
 from dflash_mlx.sampling import choose, filtered, log_probs
@@ -205,7 +206,7 @@ def test_a_later_turn_reads_only_what_is_new(known: Known) -> None:
     cache.commit(60)
     assert cache.truncate(place) == place
     text = known.text[: place + 1]
-    state = type(state)(history=tuple(text))
+    state = type(state)(history=History(text))
     got = [token for done, _ in rounds(pair, cache, state, 20) for token in done.tokens]
     assert_same_text(known, known.written[: place + 1 - len(PROMPT)] + got, known.written[:23])
 
