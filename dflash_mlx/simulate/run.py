@@ -109,9 +109,12 @@ def _decode(
     noise = np.exp(rng.normal(0, scenario.jitter, trace.n_tokens))
     noise[rng.random(trace.n_tokens) < 0.02] *= 3
     at, ends, seconds, widths = 0, [], [], []
+    ahead = False  # the step behind a plain step is launched before anything else is asked
     right, confidence = trace.right.tolist(), trace.confidence.tolist()
     while at < trace.n_tokens:
-        rows = min(policy.rows(scenario.context + at), trace.n_tokens - at)
+        launched_early = ahead
+        rows = 1 if ahead else min(policy.rows(scenario.context + at), trace.n_tokens - at)
+        ahead = rows == 1 and policy.steady()
         accepted = min(right[at], rows - 1)
         took = machine.seconds(rows, at)
         end = at + accepted + 1
@@ -124,6 +127,8 @@ def _decode(
                 seconds=took * float(noise[at]),
                 context=scenario.context + at,
                 confidence=tuple(confidence[at:end]),
+                launched_early=launched_early,
+                ran_on=ahead,
             )
         )
         at = end

@@ -13,7 +13,7 @@ from dflash_mlx.width.costs import LiveCosts
 from dflash_mlx.width.ledger import Ledger
 from dflash_mlx.width.overlap import Overlap
 from dflash_mlx.width.policy import TIMED_EVERY
-from dflash_mlx.width.probing import Probing, TextChange
+from dflash_mlx.width.probing import Probing, TextChange, probe_width, stake
 
 _SPAN = 512
 _DRAFTING_SHARE = (0.013, 0.02)
@@ -26,9 +26,6 @@ _SURE_GAIN = 0.4
 
 _EDGE = 1.03
 """How much better another width must look before it is taken."""
-
-_LEAST_STAKE = 0.2
-"""Plain steps that any probe may cost: the step behind it cannot be launched early."""
 
 _PROBING_COST = 0.008
 """Share of plain decoding's time that probes may take in the long run."""
@@ -44,9 +41,6 @@ _MISSING = 3.0
 
 _DOUBT, _PROBE_DOUBT = 6.0, 3.0
 """Rounds that old evidence counts for after a fall, and when a probe is to decide."""
-
-_HOPES = (0.7, 0.85, 0.96)
-"""Hazards of texts that a probe may hope for, the modest first: the wider a probe, the dearer."""
 
 _OPTIMISM = 0.5
 """Standard errors that a draft is given the benefit of before it is parked."""
@@ -65,6 +59,9 @@ _SLOWER = "plain decoding is faster on this text"
 _HIDDEN = 0.05
 """Share of a round that a caller may be away for before one that was launched early tells too
 little: the device went on meanwhile."""
+
+_IN_A_ROW = 2
+"""Plain steps after which the next is launched early, though drafting goes on elsewhere."""
 
 _BELIEVED = 2
 """Rounds of a width after which its cost is a fact."""
@@ -129,7 +126,7 @@ class AdaptiveBlock:
             return 1
         if self.parked:
             return self._probe() if self._probing.due else 1
-        width, gain = self._best(self._by_surety[self._surety])
+        width, gain = self._best_here()
         if gain < 1 / _EDGE:
             return 1
         width = min(width, self._trusted_rows())
@@ -141,9 +138,11 @@ class AdaptiveBlock:
 
     def steady(self) -> bool:
         """Whether a plain step now will be followed by another."""
-        if self._broken:
-            return True
-        return self._check > 1 or (self.parked is not None and self._probing.left > 1)
+        if self._broken or self._check:
+            return self._broken or self._check > 1
+        if self.parked is not None:
+            return self._probing.left > 1
+        return self._n_plain >= _IN_A_ROW and self._best_here()[1] < 1 / _EDGE
 
     def timed(self) -> bool:
         """Whether the next round should time its draft apart: statistics want the split."""
@@ -264,7 +263,8 @@ class AdaptiveBlock:
         """Put off the next probe; what it finds shall outweigh what was known."""
         self._paid = 0.0
         self._doubt(_PROBE_DOUBT)
-        self._probing.lost(int(self._stake(self._probe_rows()) / _PROBING_COST))
+        costs = self._costs.relative(self._context)
+        self._probing.lost(int(stake(costs[self._probe_rows() - 1]) / _PROBING_COST))
 
     def _probe(self) -> int:
         """Return the rows of a probe that is due, or 1 and put it off: plain steps shall run on."""
@@ -276,21 +276,10 @@ class AdaptiveBlock:
         return 1
 
     def _probe_rows(self) -> int:
-        """Return the width that would win most for what it risks, on text that drafts well.
-
-        It is 1 if none would win. A cost that no round has shown yet is not believed: it gets its
-        probe.
-        """
-        costs = self._costs.relative(self._context)
-        widths = range(2, self._trusted_rows() + 1)
-        for hope in _HOPES:
-            tokens = expected_tokens(self._all.hoped(hope))
-            gains = {width: tokens[width - 1] / costs[width - 1] for width in widths}
-            winning = [width for width in widths if gains[width] > _EDGE]
-            if winning:
-                return max(winning, key=lambda width: (gains[width] - 1) / self._stake(width))
-        width = max(widths, key=gains.__getitem__)
-        return width if self._costs.n_seen(width, self._context) < _BELIEVED else 1
+        """Return the rows of a probe, 1 if it could not win as far as costs are known."""
+        costs = self._costs.relative(self._context)[: self._trusted_rows()]
+        width, wins = probe_width(self._all, costs, _EDGE)
+        return width if wins or self._costs.n_seen(width, self._context) < _BELIEVED else 1
 
     def _trusted_rows(self) -> int:
         """Return the most rows to try: a cost is trusted up to twice the widest round seen."""
@@ -300,9 +289,9 @@ class AdaptiveBlock:
         """Return the plain steps that a round loses if nothing is accepted."""
         return self._costs.relative(self._context)[n_rows - 1] - 1
 
-    def _stake(self, n_rows: int) -> float:
-        """Return the plain steps that a probe of a parked answer puts at stake."""
-        return max(self._risk(n_rows), _LEAST_STAKE)
+    def _best_here(self) -> tuple[int, float]:
+        """Return the best width behind an anchor as sure as the last one, and its speed."""
+        return self._best(self._by_surety[self._surety])
 
     def _best(self, acceptance: Acceptance) -> tuple[int, float]:
         """Return the best width for drafting, and its speed in plain speeds."""

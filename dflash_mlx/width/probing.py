@@ -6,9 +6,18 @@ answer follows its thoughts.
 """
 
 import math
+from collections.abc import Sequence
+
+from dflash_mlx.width.acceptance import Acceptance, expected_tokens
 
 _FIRST = 8
 """Plain tokens before the first probe, and the shortest distance between two."""
+
+_HOPES = (0.7, 0.85, 0.96)
+"""Hazards of texts that a probe may hope for, the modest first: the wider a probe, the dearer."""
+
+_LEAST_STAKE = 0.2
+"""Plain steps that any probe may cost: the step behind it cannot be launched early."""
 
 _FAST, _SLOW = 1 / 12, 1 / 96
 """Weights of a new token in the recent and in the settled picture of the text."""
@@ -18,6 +27,28 @@ _SETTLED = 48
 
 _SURPRISE = 3.0
 """Standard errors between the two pictures that make a change."""
+
+
+def stake(cost: float) -> float:
+    """Return the plain steps that a probe of `cost` plain steps puts at stake."""
+    return max(cost - 1, _LEAST_STAKE)
+
+
+def probe_width(known: Acceptance, costs: Sequence[float], edge: float) -> tuple[int, bool]:
+    """Return the width that would win most for what it stakes, and whether it would win.
+
+    `costs` are those of 1, 2, ... rows in plain steps, and a win is a speed above `edge`. The
+    text is taken to draft well, as modestly as makes any width win, and to fall off along a
+    block as is `known`.
+    """
+    widths = range(2, len(costs) + 1)
+    for hope in _HOPES:
+        tokens = expected_tokens(known.hoped(hope))
+        gains = {width: tokens[width - 1] / costs[width - 1] for width in widths}
+        worth = {w: (gain - 1) / stake(costs[w - 1]) for w, gain in gains.items() if gain > edge}
+        if worth:
+            return max(worth, key=worth.__getitem__), True
+    return max(widths, key=gains.__getitem__), False
 
 
 class TextChange:

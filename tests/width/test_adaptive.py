@@ -18,9 +18,10 @@ STEEP = CostCurve((1, 8), (0,), ((0.010, 0.080),))
 
 def run(policy, curve, n_tokens, accepted, confidence=0.7, healthy=True):
     """Decode `n_tokens` with `accepted(at)` draft tokens right; return the rows of every round."""
-    at, rows = 0, []
+    at, rows, ahead = 0, [], False
     while at < n_tokens:
-        width = policy.rows(at)
+        early, width = ahead, 1 if ahead else policy.rows(at)
+        ahead = width == 1 and policy.steady()
         right = min(accepted(at), width - 1)
         rows.append(width)
         policy.observe(
@@ -32,6 +33,8 @@ def run(policy, curve, n_tokens, accepted, confidence=0.7, healthy=True):
                 seconds=curve.at(width, at),
                 context=at,
                 confidence=(confidence(at) if callable(confidence) else confidence,) * (right + 1),
+                launched_early=early,
+                ran_on=ahead,
             )
         )
         at += right + 1
@@ -124,6 +127,29 @@ def test_a_slow_reader_is_not_taken_for_a_fast_device():
         assert (costs.seconds(1, 50) < 0.9 * believed) is moves
 
 
+def test_plain_steps_run_on_while_drafting_pays_elsewhere():
+    """Where the target is unsure nothing was drafted, and each plain step waited for the last."""
+    policy = adaptive(CostCurve((1, 8), (0,), ((0.010, 0.016),)))
+    steady, unparked = policy.steady, []
+
+    def watched():
+        ran_on = steady()
+        unparked.extend([ran_on] * (policy.parked is None))
+        return ran_on
+
+    policy.steady = watched
+    easy = [at // 60 % 2 == 0 for at in range(6000)]
+    rows = run(
+        policy,
+        policy._costs.curve,
+        6000,
+        lambda at: 7 if easy[at] else 0,
+        lambda at: 0.95 if easy[at] else 0.4,
+    )
+    assert len(unparked) > 1500 and sum(unparked) > 0.4 * len(unparked)
+    assert rows.count(8) > 0.8 * 3000 / 8, "sure stretches are drafted all the same"
+
+
 def test_parked_steps_are_steady_and_followed_by_plain_ones():
     """A step launched early for a plain round must not meet a drafted one."""
     policy = adaptive(CHEAP)
@@ -131,7 +157,7 @@ def test_parked_steps_are_steady_and_followed_by_plain_ones():
     for at in range(1500):
         width = policy.rows(at)
         assert not (steady and width > 1)
-        steady = width == 1 and policy.steady()
+        steady = width == 1 and policy.parked is not None and policy.steady()
         policy.observe(
             Round((0,), width - 1, 0, True, CHEAP.at(width, 0), None, at, (0.7,), False, 0.0)
         )
