@@ -44,3 +44,8 @@ class Round:
         done: MLX lets a launch wait while much is queued, on a CPU until it is nearly computed.
         """
         return self.drafted > 0 or self.launched_early == self.ran_on
+
+    @property
+    def in_a_run(self) -> bool:
+        """Whether this is a plain step between two others, none of which waited for the host."""
+        return self.drafted == 0 and self.launched_early and self.ran_on

@@ -63,6 +63,10 @@ little: the device went on meanwhile."""
 _IN_A_ROW = 2
 """Plain steps after which the next is launched early, though drafting goes on elsewhere."""
 
+_FIRST_STEPS = 4
+"""Plain steps that may run on to be measured; behind a slow reader they tell nothing, and steps
+that wait for each other are measured in their place."""
+
 _BELIEVED = 2
 """Rounds of a width after which its cost is a fact."""
 
@@ -122,7 +126,7 @@ class AdaptiveBlock:
     def rows(self, context: int) -> int:
         """Return the rows of the next round behind `context` rows."""
         self._context = context
-        if self._broken or self._check or self._costs.n_seen(1, context) < _BELIEVED:
+        if self._broken or self._check or self._unmeasured(context):
             return 1
         if self.parked:
             return self._probe() if self._probing.due else 1
@@ -142,6 +146,8 @@ class AdaptiveBlock:
             return self._broken or self._check > 1
         if self.parked is not None:
             return self._probing.left > 1
+        if self._unmeasured(self._context):
+            return self._n_plain < _FIRST_STEPS
         return self._n_plain >= _IN_A_ROW and self._best_here()[1] < 1 / _EDGE
 
     def timed(self) -> bool:
@@ -177,7 +183,7 @@ class AdaptiveBlock:
             self._surety = sum(done.confidence[-1] >= border for border in _UNSURE)
 
     def _learn_cost(self, done: Round) -> None:
-        """Refine the cost of the round's width; a plain step right behind a draft is unusual."""
+        """Refine the cost of the round's width."""
         expected = self._costs.seconds(done.drafted + 1, done.context)
         shown = not done.launched_early or done.away_s <= _HIDDEN * expected
         if done.drafted:
@@ -195,12 +201,16 @@ class AdaptiveBlock:
             return
         self._n_plain += 1
         self._check = max(0, self._check - 1)
-        if self._n_plain != 1 or not self._n_unchecked:
-            if shown and done.whole:
-                believed = self._risk(self._rows) + 1
-                self._costs.observe(1, done.context, done.seconds)
-                self._ledger.correct((self._risk(self._rows) + 1) / believed)
+        if shown and (done.in_a_run or (done.whole and self._unmeasured(done.context))):
+            believed = self._risk(self._rows) + 1
+            self._costs.observe(1, done.context, done.seconds)
+            self._ledger.correct((self._risk(self._rows) + 1) / believed)
+        if self._n_plain > 1:
             self._n_unchecked = 0
+
+    def _unmeasured(self, context: int) -> bool:
+        """Whether plain steps have to be measured before anything is drafted here."""
+        return self._costs.n_seen(1, context) < _BELIEVED
 
     def _price(self, done: Round) -> float:
         """Return what a round cost in plain steps; a width hardly known is booked as it came."""

@@ -127,6 +127,34 @@ def test_a_slow_reader_is_not_taken_for_a_fast_device():
         assert (costs.seconds(1, 50) < 0.9 * believed) is moves
 
 
+def test_a_plain_step_by_itself_is_no_measure_of_plain_decoding():
+    """It also waits for the host, which made drafting look a tenth better than it was."""
+    costs = LiveCosts(CHEAP, 8)
+    policy = AdaptiveBlock(costs)
+    run(policy, CHEAP, 100, lambda at: 7)
+    believed = costs.seconds(1, 100)
+    for at in range(100, 120):
+        policy.observe(Round((0,), 0, 0, True, 0.020, context=at, confidence=(0.7,)))
+    assert costs.seconds(1, 100) == believed
+
+
+def test_a_slow_reader_gets_drafts_too():
+    """Steps launched early tell nothing behind a reader who is slow; others must do."""
+    policy, at, rows, ahead = adaptive(CHEAP), 0, [], False
+    while at < 100:
+        early, width = ahead, 1 if ahead else policy.rows(at)
+        ahead = width == 1 and policy.steady()
+        rows.append(width)
+        seconds = 0.001 if early else CHEAP.at(width, at)
+        flags = {"launched_early": early, "ran_on": ahead, "away_s": 0.050}
+        tokens = (0,) * width
+        policy.observe(
+            Round(tokens, width - 1, width - 1, True, seconds, None, at, (0.7,) * width, **flags)
+        )
+        at += width
+    assert max(rows[:12]) > 1
+
+
 def test_plain_steps_run_on_while_drafting_pays_elsewhere():
     """Where the target is unsure nothing was drafted, and each plain step waited for the last."""
     policy = adaptive(CostCurve((1, 8), (0,), ((0.010, 0.016),)))
@@ -178,7 +206,7 @@ def test_a_request_starts_from_what_earlier_ones_found():
     assert max(hopeless[:16]) == 1
     assert sum(width > 1 for width in hopeless) <= 1
     known = run(adaptive(CHEAP, start=start_of(*[0.95] * 7)), CHEAP, 60, lambda at: 7)
-    assert known[2] > 2
+    assert known[:4] == [1] * 4 and known[4] > 2, "plain steps are measured first"
 
 
 def test_no_start_is_for_good():
