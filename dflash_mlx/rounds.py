@@ -46,6 +46,6 @@ class Round:
         return self.drafted > 0 or self.launched_early == self.ran_on
 
     @property
-    def in_a_run(self) -> bool:
-        """Whether this is a plain step between two others, none of which waited for the host."""
-        return self.drafted == 0 and self.launched_early and self.ran_on
+    def alone(self) -> bool:
+        """Whether this is a plain step that waited for the host on both sides."""
+        return self.drafted == 0 and not self.launched_early and not self.ran_on

@@ -48,6 +48,7 @@ def _scenario(number: int, rng: np.random.Generator) -> Scenario:
         jitter=float(rng.uniform(0.01, 0.1)),
         throttle_at=int(rng.integers(n_tokens)) if throttled else 0,
         throttle=float(rng.uniform(0.6, 1.8)) if throttled else 1.0,
+        alone=float(rng.uniform(1.0, 1.2)),
     )
 
 

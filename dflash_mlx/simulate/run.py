@@ -117,6 +117,8 @@ def _decode(
         ahead = rows == 1 and policy.steady()
         accepted = min(right[at], rows - 1)
         took = machine.seconds(rows, at)
+        if rows == 1 and not launched_early and not ahead:
+            took *= scenario.alone
         end = at + accepted + 1
         policy.observe(
             Round(

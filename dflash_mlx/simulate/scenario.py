@@ -74,7 +74,8 @@ class Scenario:
 
     `believed` scales what the controller is told of drafting costs. `jitter` is the relative
     noise of measured times (one in fifty rounds is three times as long). From token `throttle_at`
-    on everything takes `throttle` times as long.
+    on everything takes `throttle` times as long. A plain step that waits for the host on both
+    sides takes `alone` times as long as one that does not.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Scenario:
     jitter: float = 0.05
     throttle_at: int = 0
     throttle: float = 1.0
+    alone: float = 1.1
 
 
 @cache

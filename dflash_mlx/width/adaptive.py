@@ -60,9 +60,6 @@ _HIDDEN = 0.05
 """Share of a round that a caller may be away for before one that was launched early tells too
 little: the device went on meanwhile."""
 
-_IN_A_ROW = 2
-"""Plain steps after which the next is launched early, though drafting goes on elsewhere."""
-
 _FIRST_STEPS = 4
 """Plain steps that may run on to be measured; behind a slow reader they tell nothing, and steps
 that wait for each other are measured in their place."""
@@ -88,6 +85,7 @@ class AdaptiveBlock:
         overlap: Overlap | None = None,
     ) -> None:
         self.parked: str | None = None
+        self.broken = False
         self._costs = costs
         self._max_rows = max_rows = costs.max_rows
         self._overlap = overlap or Overlap()
@@ -105,14 +103,9 @@ class AdaptiveBlock:
         self._missing = 0.0  # tokens less than were promised, lately
         self._n_drafted = 0  # rounds
         self._n_plain = 0  # plain steps in a row
+        self._n_losing = 0  # anchors in a row behind which plain decoding is faster
         self._n_unchecked = 0  # tokens since plain steps were last measured
         self._check = 0  # plain steps still to be measured
-        self._broken = False
-
-    @property
-    def broken(self) -> bool:
-        """Whether the draft is stopped for the rest of the request."""
-        return self._broken
 
     def seen(self) -> Start:
         """Return the acceptance found by position; nothing where hardly anything was drafted."""
@@ -126,12 +119,13 @@ class AdaptiveBlock:
     def rows(self, context: int) -> int:
         """Return the rows of the next round behind `context` rows."""
         self._context = context
-        if self._broken or self._check or self._unmeasured(context):
+        if self.broken or self._check or self._unmeasured(context):
             return 1
         if self.parked:
             return self._probe() if self._probing.due else 1
         width, gain = self._best_here()
-        if gain < 1 / _EDGE:
+        self._n_losing = self._n_losing + 1 if gain < 1 / _EDGE else 0
+        if gain < 1 / _EDGE and (self._n_losing > 1 or gain * self._costs.alone < 1 / _EDGE):
             return 1
         width = min(width, self._trusted_rows())
         if not self._ledger.allows(self._risk(width), self._share(gain)):
@@ -142,13 +136,13 @@ class AdaptiveBlock:
 
     def steady(self) -> bool:
         """Whether a plain step now will be followed by another."""
-        if self._broken or self._check:
-            return self._broken or self._check > 1
+        if self.broken or self._check:
+            return self.broken or self._check > 1
         if self.parked is not None:
             return self._probing.left > 1
         if self._unmeasured(self._context):
             return self._n_plain < _FIRST_STEPS
-        return self._n_plain >= _IN_A_ROW and self._best_here()[1] < 1 / _EDGE
+        return self._n_plain > 0 and self._best_here()[1] < 1 / _EDGE
 
     def timed(self) -> bool:
         """Whether the next round should time its draft apart: statistics want the split."""
@@ -168,7 +162,7 @@ class AdaptiveBlock:
             self._learn_acceptance(done, price - n_tokens)
             self._reconsider(done)
         else:
-            self._ledger.book(n_tokens)
+            self._ledger.book(n_tokens, self._costs.alone if done.alone else None)
             if self.parked:
                 self._probing.step(n_tokens)
             elif self._best(self._all)[1] < 1 / _EDGE:
@@ -201,7 +195,9 @@ class AdaptiveBlock:
             return
         self._n_plain += 1
         self._check = max(0, self._check - 1)
-        if shown and (done.in_a_run or (done.whole and self._unmeasured(done.context))):
+        if done.alone and not self._unmeasured(done.context):
+            self._costs.observe_alone(done.context, done.seconds)
+        elif shown and done.whole:
             believed = self._risk(self._rows) + 1
             self._costs.observe(1, done.context, done.seconds)
             self._ledger.correct((self._risk(self._rows) + 1) / believed)
@@ -238,7 +234,7 @@ class AdaptiveBlock:
     def _reconsider(self, done: Round) -> None:
         """Park, go on, or come back."""
         if not done.healthy:
-            self._broken = True
+            self.broken = True
             self.parked = "the draft's logits are not finite"
             return
         gain = self._best(self._all)[1]

@@ -28,6 +28,10 @@ and in one width more than in the next."""
 _MACHINE_WALK, _WIDTH_WALK = 1e-3, 2e-5
 """Variances that each round adds: machines change their state, widths keep their cost."""
 
+_ALONE, _ALONE_ROUNDS, _ALONE_WALK, _MOST_ALONE = 1.1, 4.0, 0.02, 0.3
+"""What a plain step by itself costs until it is seen, the steps that this guess counts for, the
+least weight of a new one, and the most (in logs) that one may tell."""
+
 _REACH = 3.0
 """Widths this far apart have little in common."""
 
@@ -89,6 +93,13 @@ class LiveCosts:
         self._place = -1
         self._known: Floats = np.ones(max_rows)
         self._relative: list[float] = []
+        self._alone = math.log(_ALONE)
+        self._n_alone = _ALONE_ROUNDS
+
+    @property
+    def alone(self) -> float:
+        """What a plain step costs that waits for the host on both sides, in plain steps."""
+        return max(math.exp(self._alone), 1.0)
 
     def seconds(self, n_rows: int, context: int) -> float:
         """Return the expected seconds of a round."""
@@ -120,6 +131,13 @@ class LiveCosts:
         self._seen[n_rows] = (self.n_seen(n_rows, context) + 1, context)
         self._context = context
         self._relative = []
+
+    def observe_alone(self, context: int, seconds: float) -> None:
+        """Learn from a plain step by itself that took `seconds`."""
+        self._n_alone += 1
+        weight = max(1 / self._n_alone, _ALONE_WALK)
+        news = math.log(max(seconds, 1e-9) / self.seconds(1, context)) - self._alone
+        self._alone += weight * min(max(news, -_MOST_ALONE), _MOST_ALONE)
 
     def learned(self) -> CostCurve:
         """Return the curve as corrected at the context last seen, other contexts as they were."""

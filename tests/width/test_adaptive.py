@@ -2,6 +2,8 @@
 
 import itertools
 
+import pytest
+
 from dflash_mlx.rounds import Round
 from dflash_mlx.width.acceptance import Acceptance, Start, expected_tokens
 from dflash_mlx.width.adaptive import AdaptiveBlock
@@ -138,6 +140,23 @@ def test_a_plain_step_by_itself_is_no_measure_of_plain_decoding():
     assert costs.seconds(1, 100) == believed
 
 
+@pytest.mark.parametrize(("alone", "drafts"), [(1.0, False), (1.3, True)])
+def test_a_draft_behind_an_unsure_anchor_has_to_beat_a_step_that_waits(alone, drafts):
+    """Plain steps between drafts are dearer than plain decoding: a draft at 0.9 of it is better."""
+    curve = CostCurve((1, 2, 8), (0,), ((0.010, 0.0125, 0.0142),))
+    costs = LiveCosts(curve, 8)
+    policy = AdaptiveBlock(costs)
+    run(policy, curve, 20, lambda at: 7)
+    for _ in range(60):
+        costs.observe_alone(0, alone * curve.at(1, 0))
+    for _ in range(80):
+        for accepted, next_one in ((0, 0.95), (7, 0.4)):
+            tokens = (0,) * (accepted + 1)
+            sure = (*[0.7] * accepted, next_one)
+            policy.observe(Round(tokens, 7, accepted, True, 0.0142, context=0, confidence=sure))
+    assert (policy.rows(0) > 1) is drafts
+
+
 def test_a_slow_reader_gets_drafts_too():
     """Steps launched early tell nothing behind a reader who is slow; others must do."""
     policy, at, rows, ahead = adaptive(CHEAP), 0, [], False
@@ -174,7 +193,10 @@ def test_plain_steps_run_on_while_drafting_pays_elsewhere():
         lambda at: 7 if easy[at] else 0,
         lambda at: 0.95 if easy[at] else 0.4,
     )
-    assert len(unparked) > 1500 and sum(unparked) > 0.4 * len(unparked)
+    assert len(unparked) > 200 and sum(unparked) > 0.4 * len(unparked), (
+        len(unparked),
+        sum(unparked),
+    )
     assert rows.count(8) > 0.8 * 3000 / 8, "sure stretches are drafted all the same"
 
 
