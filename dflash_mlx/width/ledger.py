@@ -8,25 +8,25 @@ import numpy as np
 
 
 class Ledger:
-    """Prices and tokens of the drafted rounds of the last `span` tokens.
+    """Prices and tokens of the last `span` tokens' rounds, but for plain steps in a row.
 
-    A plain step costs its token by definition, whatever a clock says of it. Prices are estimates
+    Such a step costs its token by definition, whatever a clock says of it. Prices are estimates
     until plain steps are measured again, so they can be corrected afterwards.
     """
 
     def __init__(self, span: int) -> None:
         self._span = span
-        self._places = np.zeros((4 * span, 3))  # sums so far: tokens, drafted tokens, price
+        self._places = np.zeros((4 * span, 3))  # sums so far: tokens, priced tokens, price
         self._first, self._last = 0, 0
 
     def book(self, n_tokens: int, price: float | None = None) -> None:
-        """Enter a round: its tokens, and its price in plain steps if it was drafted."""
+        """Enter a round: its tokens, and its price in plain steps; None for one in a row."""
         if self._last == len(self._places) - 1:
             kept = self._places[self._first : self._last + 1].copy()
             self._places[: len(kept)] = kept
             self._first, self._last = 0, len(kept) - 1
-        drafted = 0 if price is None else n_tokens
-        now = self._places[self._last] + (n_tokens, drafted, price or 0.0)
+        priced = 0 if price is None else n_tokens
+        now = self._places[self._last] + (n_tokens, priced, price or 0.0)
         self._last += 1
         self._places[self._last] = now
         while self._places[self._first, 0] < now[0] - self._span:
