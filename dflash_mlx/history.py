@@ -24,7 +24,7 @@ class History(Sequence[int]):
         """Return this history with `ids` behind it."""
         longer = History.__new__(History)
         same = self._buffer.used == self._length
-        longer._buffer = self._buffer if same else _Buffer(self._view())
+        longer._buffer = self._buffer if same else _Buffer(self._view().copy())
         longer._buffer.append(ids)
         longer._length = self._length + len(ids)
         return longer

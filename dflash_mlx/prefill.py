@@ -58,14 +58,15 @@ def read_chunk(pair: Pair, cache: PairCache, tokens: mx.array, stable: int = 0) 
     The place behind the first `stable` rows of the cache is remembered if it is among them.
     """
     start, n_rows = cache.length, tokens.shape[1]
+    passes_stable = start < stable <= start + n_rows
     cache.append(n_rows)
     features = pair.target.walk(tokens, cache.layers, pair.taps).features
-    if start < stable <= start + n_rows:
+    if passes_stable:
         cache.remember(stable - start)
     cache.commit(n_rows)
     if pair.draft is None or cache.context is None:
         return
-    if cache.context.slides and start < stable <= start + n_rows:
+    if cache.context.slides and passes_stable:
         pair.draft.extend(features[:, : stable - start], start, cache.context)
         cache.context.remember()
         features, start = features[:, stable - start :], stable

@@ -31,6 +31,7 @@ def test_two_answers_from_one_prompt_do_not_mix():
     first = first.extended([8])
     assert (tuple(prompt), tuple(first)) == ((1, 2, 3, 4), (1, 2, 3, 4, 5, 6, 8))
     assert tuple(second) == (1, 2, 3, 4, 7)
+    assert tuple(prompt.extended([])) == tuple(prompt)
 
 
 def test_nobody_changes_a_history():

@@ -103,7 +103,7 @@ class AdaptiveBlock:
         self._missing = 0.0  # tokens less than were promised, lately
         self._n_drafted = 0  # rounds
         self._n_plain = 0  # plain steps in a row
-        self._n_losing = 0  # anchors in a row behind which plain decoding is faster
+        self._losing = False  # whether plain decoding was faster behind the last anchor
         self._n_unchecked = 0  # tokens since plain steps were last measured
         self._check = 0  # plain steps still to be measured
 
@@ -124,8 +124,8 @@ class AdaptiveBlock:
         if self.parked:
             return self._probe() if self._probing.due else 1
         width, gain = self._best_here()
-        self._n_losing = self._n_losing + 1 if gain < 1 / _EDGE else 0
-        if gain < 1 / _EDGE and (self._n_losing > 1 or gain * self._costs.alone < 1 / _EDGE):
+        lost_before, self._losing = self._losing, gain < 1 / _EDGE
+        if self._losing and (lost_before or gain * self._costs.alone < 1 / _EDGE):
             return 1
         width = min(width, self._trusted_rows())
         if not self._ledger.allows(self._risk(width), self._share(gain)):
@@ -136,8 +136,10 @@ class AdaptiveBlock:
 
     def steady(self) -> bool:
         """Whether a plain step now will be followed by another."""
-        if self.broken or self._check:
-            return self.broken or self._check > 1
+        if self.broken:
+            return True
+        if self._check:
+            return self._check > 1
         if self.parked is not None:
             return self._probing.left > 1
         if self._unmeasured(self._context):
@@ -269,8 +271,7 @@ class AdaptiveBlock:
         """Put off the next probe; what it finds shall outweigh what was known."""
         self._paid = 0.0
         self._doubt(_PROBE_DOUBT)
-        costs = self._costs.relative(self._context)
-        self._probing.lost(int(stake(costs[self._probe_rows() - 1]) / _PROBING_COST))
+        self._probing.lost(int(stake(self._risk(self._probe_rows())) / _PROBING_COST))
 
     def _probe(self) -> int:
         """Return the rows of a probe that is due, or 1 and put it off: plain steps shall run on."""

@@ -29,9 +29,9 @@ _SURPRISE = 3.0
 """Standard errors between the two pictures that make a change."""
 
 
-def stake(cost: float) -> float:
-    """Return the plain steps that a probe of `cost` plain steps puts at stake."""
-    return max(cost - 1, _LEAST_STAKE)
+def stake(risk: float) -> float:
+    """Return the plain steps that a probe puts at stake whose round may lose `risk` of them."""
+    return max(risk, _LEAST_STAKE)
 
 
 def probe_width(known: Acceptance, costs: Sequence[float], edge: float) -> tuple[int, bool]:
@@ -45,7 +45,11 @@ def probe_width(known: Acceptance, costs: Sequence[float], edge: float) -> tuple
     for hope in _HOPES:
         tokens = expected_tokens(known.hoped(hope))
         gains = {width: tokens[width - 1] / costs[width - 1] for width in widths}
-        worth = {w: (gain - 1) / stake(costs[w - 1]) for w, gain in gains.items() if gain > edge}
+        worth = {
+            width: (gain - 1) / stake(costs[width - 1] - 1)
+            for width, gain in gains.items()
+            if gain > edge
+        }
         if worth:
             return max(worth, key=worth.__getitem__), True
     return max(widths, key=gains.__getitem__), False

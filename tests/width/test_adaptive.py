@@ -18,8 +18,11 @@ CHEAP = CostCurve((1, 8), (0,), ((0.010, 0.014),))
 STEEP = CostCurve((1, 8), (0,), ((0.010, 0.080),))
 
 
-def run(policy, curve, n_tokens, accepted, confidence=0.7, healthy=True):
-    """Decode `n_tokens` with `accepted(at)` draft tokens right; return the rows of every round."""
+def run(policy, curve, n_tokens, accepted, confidence=0.7, healthy=True, away_s=0.0):
+    """Decode `n_tokens` with `accepted(at)` draft tokens right; return the rows of every round.
+
+    A reader who is away before each round leaves nothing to time of a step launched early.
+    """
     at, rows, ahead = 0, [], False
     while at < n_tokens:
         early, width = ahead, 1 if ahead else policy.rows(at)
@@ -32,8 +35,9 @@ def run(policy, curve, n_tokens, accepted, confidence=0.7, healthy=True):
                 drafted=width - 1,
                 accepted=right,
                 healthy=healthy or width == 1,
-                seconds=curve.at(width, at),
+                seconds=0.001 if early and away_s else curve.at(width, at),
                 context=at,
+                away_s=away_s,
                 confidence=(confidence(at) if callable(confidence) else confidence,) * (right + 1),
                 launched_early=early,
                 ran_on=ahead,
@@ -159,18 +163,7 @@ def test_a_draft_behind_an_unsure_anchor_has_to_beat_a_step_that_waits(alone, dr
 
 def test_a_slow_reader_gets_drafts_too():
     """Steps launched early tell nothing behind a reader who is slow; others must do."""
-    policy, at, rows, ahead = adaptive(CHEAP), 0, [], False
-    while at < 100:
-        early, width = ahead, 1 if ahead else policy.rows(at)
-        ahead = width == 1 and policy.steady()
-        rows.append(width)
-        seconds = 0.001 if early else CHEAP.at(width, at)
-        flags = {"launched_early": early, "ran_on": ahead, "away_s": 0.050}
-        tokens = (0,) * width
-        policy.observe(
-            Round(tokens, width - 1, width - 1, True, seconds, None, at, (0.7,) * width, **flags)
-        )
-        at += width
+    rows = run(adaptive(CHEAP), CHEAP, 100, lambda at: 7, away_s=0.050)
     assert max(rows[:12]) > 1
 
 
