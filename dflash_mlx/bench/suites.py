@@ -17,6 +17,9 @@ from dflash_mlx.typed_path import typed_path
 KINDS = ("code", "arithmetic", "chat", "translation", "structured")
 LONG = "long document"
 
+_FIELDS = ("prompt", "question", "text")
+"""Where the objects of a file of the user's own may have their prompt."""
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -77,7 +80,7 @@ def data_set(name: str, count: int) -> list[Prompt]:
         DownloadFailed: the hub cannot be reached, and the set is not in its cache.
     """
     if os.path.isfile(path := typed_path(name)):
-        return _from_file(path, path.stem, (), count)
+        return _from_file(path, path.stem, _FIELDS, count)
     if name not in DATA_SETS:
         raise BadRequest(f"{name!r} is no file and no data set; data sets: {', '.join(DATA_SETS)}")
     wanted = DATA_SETS[name]
@@ -100,17 +103,15 @@ def _from_file(file: Path, kind: str, fields: Sequence[str], count: int) -> list
     Raises:
         BadRequest: it cannot be read, or holds no prompts.
     """
+    needed = f"it needs a text a line, or objects with a field {' or '.join(fields)}"
     try:
         texts = [text for row in read_rows(file) if (text := _text(row, fields))]
     except DFlashError:
         raise
     except (OSError, ValueError) as error:
-        raise BadRequest(f"{file} cannot be read as prompts ({error})") from error
+        raise BadRequest(f"{file} cannot be read as prompts ({error}); {needed}") from error
     if not texts:
-        raise BadRequest(
-            f"{file} holds no prompts; it needs a text a line, or objects with a field "
-            f"{' or '.join(fields or ('prompt', 'question', 'text'))}"
-        )
+        raise BadRequest(f"{file} holds no prompts; {needed}")
     return [Prompt(kind, text) for text in texts[:count]]
 
 
@@ -120,7 +121,7 @@ def _text(row: Any, fields: Sequence[str]) -> str:
         return row.strip()
     if not isinstance(row, dict):
         return ""
-    for field in fields or ("prompt", "question", "text"):
+    for field in fields:
         value = row.get(field)
         if isinstance(value, list) and value:
             value = value[0]

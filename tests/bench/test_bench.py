@@ -310,10 +310,10 @@ def test_a_line_of_json_ends_where_the_line_does(tmp_path):
 
 @pytest.mark.parametrize("text", ["{", "[]", '[{"nothing": 1}]', ""])
 def test_an_unreadable_data_set_is_refused_in_one_line(tmp_path, text):
-    """A traceback of the JSON module explains nothing."""
+    """A traceback of the JSON module explains nothing, nor does an error without what is needed."""
     file = tmp_path / "set.json"
     file.write_text(text)
-    with pytest.raises(BadRequest, match=r"set\.json"):
+    with pytest.raises(BadRequest, match=r"set\.json .*; it needs a text a line"):
         data_set(str(file), 3)
 
 
