@@ -9,7 +9,8 @@ The embedded pair in float32 on OpenBLAS, greedy. `auto` writes on past end toke
 answer has its 512 tokens, and its arms take turns every 16 tokens of their answers, each turn
 begun by another: the machine's drift meets all alike. `peers` stops at end tokens, as the packages
 do, each in a process of its own, and its arms take turns answer by answer. Texts are compared: a
-figure whose text is another is marked. Medians and the middle half are printed.
+figure whose text is another is marked. Medians and the middle half are printed;
+"auto / best" (of the blocks and plain decoding) and its like are divided answer by answer.
 """
 
 import argparse
@@ -170,39 +171,58 @@ def report(runs):
     """Print speeds by kind and arm, in plain speeds, and the goals."""
     plain = {(r.prompt, r.repeat): r for r in runs if r.arm == "plain"}
     ratios, equal = defaultdict(list), defaultdict(list)
-    for run in runs:
+    for run in sorted(runs, key=lambda run: (run.prompt, run.repeat)):
         base = plain[run.prompt, run.repeat]
         ratio = (run.timed / run.seconds) / (base.timed / base.seconds)
         ratios[run.kind, run.arm].append(ratio)
         shorter = min(len(run.tokens), len(base.tokens))
         equal[run.kind, run.arm].append(run.tokens[:shorter] == base.tokens[:shorter])
     kinds = list(dict.fromkeys(run.kind for run in runs))
-    arms = [arm for arm in dict.fromkeys(run.arm for run in runs) if arm != "plain"]
+    arms = list(dict.fromkeys(run.arm for run in runs))
     speed = statistics.median(run.timed / run.seconds for run in plain.values())
     longest, repeats = max(len(run.tokens) for run in runs), 1 + max(run.repeat for run in runs)
     print(f"plain: {speed:.1f} tokens/s, float32, OpenBLAS, {longest} tokens, {repeats} repeats")
-    print(f"{'':14}" + "".join(f"{kind:>22}" for kind in kinds))
-    for arm in arms:
-        cells = []
-        for kind in kinds:
-            values = sorted(ratios[kind, arm])
-            low, high = values[len(values) // 4], values[-1 - len(values) // 4]
-            mark = "" if all(equal[kind, arm]) else "*"
-            cells.append(f"{statistics.median(values):.3f} ({low:.2f}-{high:.2f}){mark}")
-        print(f"{arm:14}" + "".join(f"{cell:>22}" for cell in cells))
+    print(f"{'':25}" + "".join(f"{kind:>22}" for kind in kinds))
+    for arm in arms[1:]:
+        marks = ["" if all(equal[kind, arm]) else "*" for kind in kinds]
+        print_row(arm, [ratios[kind, arm] for kind in kinds], marks)
     print("* a text that differs from plain decoding's")
-    best = {
-        kind: max(statistics.median(ratios[kind, arm]) for arm in arms if arm.startswith("block"))
-        for kind in kinds
-    }
-    auto = {kind: statistics.median(ratios[kind, "auto"]) for kind in kinds}
-    worst = min(auto, key=auto.get)
-    print(f"auto on its worst kind ({worst}): {auto[worst]:.3f} of plain, goal 0.98")
-    behind = min(kinds, key=lambda kind: auto[kind] / max(best[kind], 1.0))
+    if theirs := [arm for arm in arms if arm.startswith(("official", "dspark"))]:
+        for arm in theirs:
+            ours = "auto" if arm.endswith("default") else f"block {arm.split()[-1]}"
+            print_row(f"{ours} / {arm}", [quotients(ratios, kind, ours, arm) for kind in kinds])
+    else:
+        print_goals(ratios, kinds, ["plain", *(arm for arm in arms if arm.startswith("block"))])
+
+
+def print_goals(ratios, kinds, fixed):
+    """Print how `auto` does beside the best of the `fixed` arms, and what it should reach."""
+    behind = []
+    for kind in kinds:
+        best = max(fixed, key=lambda arm: statistics.median(ratios[kind, arm]))
+        behind.append(quotients(ratios, kind, "auto", best))
+    print_row("auto / best", behind)
+    autos = [statistics.median(ratios[kind, "auto"]) for kind in kinds]
+    worst, furthest = min(autos), min(behind, key=statistics.median)
+    print(f"auto on its worst kind ({kinds[autos.index(worst)]}): {worst:.3f} of plain, goal 0.98")
     print(
-        f"auto behind the best fixed block or plain on {behind}: "
-        f"{auto[behind] / max(best[behind], 1.0):.3f}, goal 0.97"
+        f"auto in the speed of the best fixed block or plain, on {kinds[behind.index(furthest)]}: "
+        f"{statistics.median(furthest):.3f} ({min(furthest):.3f} to {max(furthest):.3f}), goal 0.97"
     )
+
+
+def quotients(ratios, kind, arm, other):
+    """Return the speeds of `arm` in those of `other`, answer by answer."""
+    return [a / b for a, b in zip(ratios[kind, arm], ratios[kind, other], strict=True)]
+
+
+def print_row(name, columns, marks=None):
+    """Print medians and middle halves."""
+    cells = []
+    for values, mark in zip(map(sorted, columns), marks or [""] * len(columns), strict=True):
+        low, high = values[len(values) // 4], values[-1 - len(values) // 4]
+        cells.append(f"{statistics.median(values):.3f} ({low:.2f}-{high:.2f}){mark}")
+    print(f"{name:25}" + "".join(f"{cell:>22}" for cell in cells))
 
 
 if __name__ == "__main__":
