@@ -16,6 +16,7 @@ import numpy as np
 
 from dflash_mlx.rounds import Round
 from dflash_mlx.simulate.generate import generate
+from dflash_mlx.simulate.report import OF_BEST, WORST_OF_PLAIN, summarise
 from dflash_mlx.simulate.run import SPAN, Machine, Outcome, simulate
 from dflash_mlx.simulate.scenario import Phase, Scenario
 from dflash_mlx.simulate.trace import make_trace
@@ -93,14 +94,16 @@ def main() -> None:
     scenarios = [one for seed in options.seeds for one in generate(options.count, seed)]
     with Pool() as pool:
         for share in options.shares:
-            found = pool.map(partial(informed, share=share), scenarios, chunksize=8)
-            plain = [outcome.worst_of_plain for outcome in found]
-            best = [outcome.of_best for outcome in found]
+            outcomes = pool.map(partial(informed, share=share), scenarios, chunksize=8)
+            found = summarise(outcomes)
             print(f"ledger of {share:.1%}" if share else "no ledger")
-            print(f"  below 0.97 of plain: {sum(p < 0.97 for p in plain)} (worst {min(plain):.3f})")
             print(
-                f"  below 0.95 of the best fixed width: {sum(b < 0.95 for b in best)} (worst "
-                f"{min(best):.3f}, mean {np.mean(best):.3f}) of {len(found)}"
+                f"  below {WORST_OF_PLAIN} of plain: {found.slower_than_plain} (worst "
+                f"{found.worst_of_plain:.3f})"
+            )
+            print(
+                f"  below {OF_BEST} of the best fixed width: {found.behind_best} (worst "
+                f"{found.worst_of_best:.3f}, mean {found.mean_of_best:.3f}) of {found.count}"
             )
 
 

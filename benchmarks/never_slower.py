@@ -9,12 +9,13 @@ The embedded pair in float32 on OpenBLAS, greedy. `auto` writes on past end toke
 answer has its 512 tokens, and its arms take turns every 16 tokens of their answers, each turn
 begun by another: the machine's drift meets all alike. `peers` stops at end tokens, as the packages
 do, each in a process of its own, and its arms take turns answer by answer. Texts are compared: a
-figure whose text is another is marked. Medians and the middle half are printed;
-"auto / best" (of the blocks and plain decoding) and its like are divided answer by answer.
+figure whose text is another is marked. Medians and the middle half are printed; "auto / best" (of
+the blocks and plain decoding) and its like are divided answer by answer.
 """
 
 import argparse
 import json
+import operator
 import statistics
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from embedded_pair import write_for_peer
 from prompts import PROMPTS
 
 import dflash_mlx
+from dflash_mlx.bench.summary import spread
 from dflash_mlx.json_file import write_json
 
 BLOCKS = (2, 3, 4, 5, 6, 8)
@@ -168,46 +170,50 @@ def start_peers(loaded, options, folder):
 
 
 def report(runs):
-    """Print speeds by kind and arm, in plain speeds, and the goals."""
+    """Print speeds by kind and arm, in plain speeds, and what they are in each other's."""
     plain = {(r.prompt, r.repeat): r for r in runs if r.arm == "plain"}
     ratios, equal = defaultdict(list), defaultdict(list)
-    for run in sorted(runs, key=lambda run: (run.prompt, run.repeat)):
+    for run in runs:
         base = plain[run.prompt, run.repeat]
         ratio = (run.timed / run.seconds) / (base.timed / base.seconds)
         ratios[run.kind, run.arm].append(ratio)
         shorter = min(len(run.tokens), len(base.tokens))
         equal[run.kind, run.arm].append(run.tokens[:shorter] == base.tokens[:shorter])
     kinds = list(dict.fromkeys(run.kind for run in runs))
-    arms = list(dict.fromkeys(run.arm for run in runs))
+    arms = [arm for arm in dict.fromkeys(run.arm for run in runs) if arm != "plain"]
     speed = statistics.median(run.timed / run.seconds for run in plain.values())
     longest, repeats = max(len(run.tokens) for run in runs), 1 + max(run.repeat for run in runs)
     print(f"plain: {speed:.1f} tokens/s, float32, OpenBLAS, {longest} tokens, {repeats} repeats")
-    print(f"{'':25}" + "".join(f"{kind:>22}" for kind in kinds))
-    for arm in arms[1:]:
+    print_row("", kinds)
+    for arm in arms:
         marks = ["" if all(equal[kind, arm]) else "*" for kind in kinds]
-        print_row(arm, [ratios[kind, arm] for kind in kinds], marks)
+        cells = [spelled(ratios[kind, arm]) for kind in kinds]
+        print_row(arm, map(operator.add, cells, marks))
     print("* a text that differs from plain decoding's")
     if theirs := [arm for arm in arms if arm.startswith(("official", "dspark"))]:
         for arm in theirs:
             ours = "auto" if arm.endswith("default") else f"block {arm.split()[-1]}"
-            print_row(f"{ours} / {arm}", [quotients(ratios, kind, ours, arm) for kind in kinds])
+            found = [quotients(ratios, kind, ours, arm) for kind in kinds]
+            print_row(f"{ours} / {arm}", map(spelled, found))
     else:
         print_goals(ratios, kinds, ["plain", *(arm for arm in arms if arm.startswith("block"))])
 
 
 def print_goals(ratios, kinds, fixed):
     """Print how `auto` does beside the best of the `fixed` arms, and what it should reach."""
-    behind = []
+    autos = {kind: statistics.median(ratios[kind, "auto"]) for kind in kinds}
+    behind = {}
     for kind in kinds:
         best = max(fixed, key=lambda arm: statistics.median(ratios[kind, arm]))
-        behind.append(quotients(ratios, kind, "auto", best))
-    print_row("auto / best", behind)
-    autos = [statistics.median(ratios[kind, "auto"]) for kind in kinds]
-    worst, furthest = min(autos), min(behind, key=statistics.median)
-    print(f"auto on its worst kind ({kinds[autos.index(worst)]}): {worst:.3f} of plain, goal 0.98")
+        behind[kind] = quotients(ratios, kind, "auto", best)
+    print_row("auto / best", map(spelled, behind.values()))
+    worst = min(autos, key=autos.get)
+    print(f"auto on its worst kind ({worst}): {autos[worst]:.3f} of plain, goal 0.98")
+    worst = min(behind, key=lambda kind: statistics.median(behind[kind]))
+    values = behind[worst]
     print(
-        f"auto in the speed of the best fixed block or plain, on {kinds[behind.index(furthest)]}: "
-        f"{statistics.median(furthest):.3f} ({min(furthest):.3f} to {max(furthest):.3f}), goal 0.97"
+        f"auto in the speed of the best fixed block or plain, on {worst}: "
+        f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f}), goal 0.97"
     )
 
 
@@ -216,12 +222,13 @@ def quotients(ratios, kind, arm, other):
     return [a / b for a, b in zip(ratios[kind, arm], ratios[kind, other], strict=True)]
 
 
-def print_row(name, columns, marks=None):
-    """Print medians and middle halves."""
-    cells = []
-    for values, mark in zip(map(sorted, columns), marks or [""] * len(columns), strict=True):
-        low, high = values[len(values) // 4], values[-1 - len(values) // 4]
-        cells.append(f"{statistics.median(values):.3f} ({low:.2f}-{high:.2f}){mark}")
+def spelled(values):
+    """Return the median and the middle half."""
+    found = spread(values)
+    return f"{found.median:.3f} ({found.low:.2f}-{found.high:.2f})"
+
+
+def print_row(name, cells):
     print(f"{name:25}" + "".join(f"{cell:>22}" for cell in cells))
 
 

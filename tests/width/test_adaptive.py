@@ -186,10 +186,7 @@ def test_plain_steps_run_on_while_drafting_pays_elsewhere():
         lambda at: 7 if easy[at] else 0,
         lambda at: 0.95 if easy[at] else 0.4,
     )
-    assert len(unparked) > 200 and sum(unparked) > 0.4 * len(unparked), (
-        len(unparked),
-        sum(unparked),
-    )
+    assert len(unparked) > 1500 and sum(unparked) > 0.4 * len(unparked)
     assert rows.count(8) > 0.8 * 3000 / 8, "sure stretches are drafted all the same"
 
 
