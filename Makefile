@@ -43,13 +43,8 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# Type checkers cannot follow package-dir, so they read what a wheel would install.
 types: $(VENV)/.dev
-	@rm -rf build/types
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(call INSTALL,$(VENV)) pip
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --target build/types .
-	python="$$(cd $(BIN) && pwd)/python"; config="$$PWD/pyproject.toml"; \
-	cd build/types && "$$python" -m mypy --config-file "$$config" -p dflash_mlx
+	$(BIN)/mypy -p dflash_mlx
 
 tests: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist loadgroup

@@ -16,11 +16,12 @@ import mlx.core as mx
 from mlx_lm.generate import generate_step, generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 
-from dflash_mlx.accept import match_rule
 from dflash_mlx.config import SamplingConfig
-from dflash_mlx.decode import Cut, Pair, Plan, decode
-from dflash_mlx.prefill import prefill
-from dflash_mlx.width.policy import BlockPolicy
+from dflash_mlx.decode.accept import match_rule
+from dflash_mlx.decode.loop import DecodeConfig, StopDecision, decode
+from dflash_mlx.decode.policy import BlockPolicy
+from dflash_mlx.decode.prefill import prefill
+from dflash_mlx.models.pair import Pair
 
 
 @dataclass(frozen=True)
@@ -107,17 +108,17 @@ def dflash_rounds(
 ) -> Iterator[tuple[int, ...]]:
     """Read a prompt and return the rounds of our loop behind it, as wide as `policy` wants them."""
 
-    def ending(tokens: Sequence[int]) -> Cut:
+    def ending(tokens: Sequence[int]) -> StopDecision:
         for count, token in enumerate(tokens, 1):
             if token in ends:
-                return Cut(count, True)
-        return Cut(len(tokens), False)
+                return StopDecision(count, True)
+        return StopDecision(len(tokens), False)
 
     cache = pair.make_cache()
     state = prefill(pair, cache, prompt, 2048, lambda done, total: True)
     assert state is not None
     rule = match_rule(SamplingConfig(), 0)
-    plan = Plan(policy, rule, ending, n_tokens)
+    plan = DecodeConfig(policy, rule, ending, n_tokens)
     return (done.tokens for done, _ in decode(pair, cache, state, plan))
 
 

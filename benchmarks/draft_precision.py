@@ -29,15 +29,15 @@ def main() -> None:
 
 
 def compare(loaded, options):
-    from dflash_mlx.compute import compute_here
-    from dflash_mlx.loading import load_draft
+    from dflash_mlx.loading.compute import compute_here
+    from dflash_mlx.loading.load import load_draft
 
     drafts = [load_draft(path, loaded.pair.target, compute_here()) for path in options.drafts]
     rounds, tokens = [0] * len(drafts), 0
     began = time.perf_counter()
     for prompt, answer in json.loads(gzip.decompress(options.dialogues.read_bytes())):
         ids = [*prompt, *answer]
-        features = taps(loaded, ids, drafts[0].taps)
+        features = context_features(loaded, ids, drafts[0].target_layer_ids)
         tokens += len(answer)
         for index, draft in enumerate(drafts):
             rounds[index] += count_rounds(draft, features, ids, len(prompt), options.block)
@@ -53,12 +53,12 @@ def compare(loaded, options):
         )
 
 
-def taps(loaded, ids, wanted):
+def context_features(loaded, ids, wanted):
     """The target's features of a whole dialogue."""
     import mlx.core as mx
 
     target = loaded.pair.target
-    features = target.walk(mx.array([ids]), target.make_caches(), wanted).features
+    features = target.forward(mx.array([ids]), target.make_caches(), wanted).features
     mx.eval(features)
     return features
 

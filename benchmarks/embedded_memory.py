@@ -22,9 +22,9 @@ def memory(loaded):
     """Print MLX's peaks beside what models and caches hold."""
     import mlx.core as mx
 
-    from dflash_mlx.compute import compute_here, weight_bytes
     from dflash_mlx.hub.resolve import find_packaged
-    from dflash_mlx.loading import load_target
+    from dflash_mlx.loading.compute import compute_here, weight_bytes
+    from dflash_mlx.loading.load import load_target
 
     pair = loaded.pair
     models = weight_bytes(pair.target.model) + weight_bytes(pair.draft.model)
@@ -61,16 +61,16 @@ def memory(loaded):
 
 def loop(pair, ids, n_tokens):
     """Decode greedily at the draft's block, end tokens ignored; yield cache and tokens so far."""
-    from dflash_mlx.accept import match_rule
-    from dflash_mlx.decode import Cut, Plan, decode
-    from dflash_mlx.prefill import prefill
-    from dflash_mlx.width.policy import FixedBlock
+    from dflash_mlx.decode.accept import match_rule
+    from dflash_mlx.decode.loop import DecodeConfig, StopDecision, decode
+    from dflash_mlx.decode.policy import FixedBlock
+    from dflash_mlx.decode.prefill import prefill
 
     cache = pair.make_cache()
     state = prefill(pair, cache, ids, 2048, lambda done, total: True)
     rule = match_rule(dflash_mlx.SamplingConfig(), 0)
     policy = FixedBlock(pair.draft.block_size)
-    plan = Plan(policy, rule, lambda tokens: Cut(len(tokens), False), n_tokens)
+    plan = DecodeConfig(policy, rule, lambda tokens: StopDecision(len(tokens), False), n_tokens)
     n_done = 0
     for done, _ in decode(pair, cache, state, plan):
         n_done += len(done.tokens)

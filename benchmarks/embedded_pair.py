@@ -56,9 +56,9 @@ def parity(loaded, options):
     """Compare greedy text with mlx-lm's; print tokens per round by kind."""
     from arms import dflash_run, plain_run
 
-    from dflash_mlx.width.policy import FixedBlock
+    from dflash_mlx.decode.policy import FixedBlock
 
-    ends, equal, total = loaded.tokenizer.end_ids, 0, 0
+    ends, equal, total = loaded.tokenizer.eos_token_ids, 0, 0
     rounds, committed = defaultdict(int), defaultdict(int)
     for block in options.blocks or [4, 8]:
         for kind, ids in prompts(loaded, options):
@@ -84,7 +84,7 @@ def speed(loaded, options):
     """Interleave the arms prompt by prompt; print speeds, bounds and overheads."""
     from arms import Peer, dflash_run, plain_run
 
-    from dflash_mlx.width.policy import FixedBlock
+    from dflash_mlx.decode.policy import FixedBlock
 
     blocks = options.blocks or [2, 3, 4, 5, 6, 7, 8]
     ends, work = frozenset(), list(prompts(loaded, options))
@@ -166,7 +166,7 @@ def verify_seconds(loaded, ids, n_rows, repeats=5):
 
     pair, cache = loaded.pair, loaded.pair.make_cache()
     cache.append(len(ids))
-    pair.target.walk(mx.array([ids]), cache.layers, pair.taps)
+    pair.target.forward(mx.array([ids]), cache.layers, pair.target_layer_ids)
     cache.commit(len(ids))
     mx.eval(cache.arrays)
     tokens = mx.array([ids[:n_rows]])
@@ -174,7 +174,7 @@ def verify_seconds(loaded, ids, n_rows, repeats=5):
     for _ in range(repeats):
         began = time.perf_counter()
         cache.append(n_rows)
-        walked = pair.target.walk(tokens, cache.layers, pair.taps)
+        walked = pair.target.forward(tokens, cache.layers, pair.target_layer_ids)
         mx.eval(mx.argmax(pair.target.logits(walked.hidden), axis=-1), walked.features)
         times.append(time.perf_counter() - began)
         cache.rollback()
@@ -187,7 +187,7 @@ def draft_seconds(loaded, ids, n_rows, repeats=5):
 
     pair, cache = loaded.pair, loaded.pair.make_cache()
     cache.append(len(ids))
-    features = pair.target.walk(mx.array([ids]), cache.layers, pair.taps).features
+    features = pair.target.forward(mx.array([ids]), cache.layers, pair.target_layer_ids).features
     cache.commit(len(ids))
     pair.draft.extend(features, 0, cache.context)
     mx.eval(cache.arrays, features)
@@ -197,7 +197,7 @@ def draft_seconds(loaded, ids, n_rows, repeats=5):
         pair.draft.extend(features[:, :2], cache.context.length, cache.context)
         mx.eval(pair.draft.propose(ids[-1], n_rows, cache.context).tokens)
         times.append(time.perf_counter() - began)
-        cache.context.truncate(len(ids))
+        cache.context.trim_to(len(ids))
     return statistics.median(times)
 
 

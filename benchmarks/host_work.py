@@ -65,12 +65,13 @@ class Clock:
 
 
 def measure(loaded, options):
-    from dflash_mlx.accept import match_rule
     from dflash_mlx.config import SamplingConfig
-    from dflash_mlx.decode import Pair, Plan, decode
-    from dflash_mlx.prefill import prefill
-    from dflash_mlx.text import AnswerText
-    from dflash_mlx.width.policy import FixedBlock
+    from dflash_mlx.decode.accept import match_rule
+    from dflash_mlx.decode.loop import DecodeConfig, decode
+    from dflash_mlx.decode.policy import FixedBlock
+    from dflash_mlx.decode.prefill import prefill
+    from dflash_mlx.engine.answer_text import AnswerText
+    from dflash_mlx.models.pair import Pair
 
     clock = Clock()
     pair = Pair(
@@ -86,7 +87,9 @@ def measure(loaded, options):
         ids = loaded.tokenizer.render([{"role": "user", "content": texts[0]}], None)
         cache = pair.make_cache()
         state = prefill(pair, cache, ids, 2048, lambda done, total: True)
-        for done, _ in decode(pair, cache, state, Plan(policy, rule, ending, options.tokens)):
+        for done, _ in decode(
+            pair, cache, state, DecodeConfig(policy, rule, ending, options.tokens)
+        ):
             if done.drafted:
                 rounds["round"].append(done.seconds)
                 for piece, seconds in clock.spent.items():

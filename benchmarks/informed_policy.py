@@ -14,14 +14,14 @@ from multiprocessing import Pool
 
 import numpy as np
 
-from dflash_mlx.rounds import Round
+from dflash_mlx.controller.slowdown_budget import SlowdownBudget
+from dflash_mlx.decode.policy import FixedBlock
+from dflash_mlx.decode.round import Round
 from dflash_mlx.simulate.generate import generate
 from dflash_mlx.simulate.report import OF_BEST, WORST_OF_PLAIN, summarise
 from dflash_mlx.simulate.run import SPAN, Machine, Outcome, simulate
 from dflash_mlx.simulate.scenario import Phase, Scenario
 from dflash_mlx.simulate.trace import make_trace
-from dflash_mlx.width.ledger import Ledger
-from dflash_mlx.width.policy import FixedBlock
 
 _LONG = 20_000
 """Tokens of a text like a passage, from which its tokens a round are taken."""
@@ -38,7 +38,7 @@ class InformedBlock(FixedBlock):
         self._scenario = scenario
         self._context = scenario.context
         self._machine = Machine(scenario)
-        self._ledger = Ledger(SPAN)
+        self._slowdown_budget = SlowdownBudget(SPAN)
         self._share = share
         self._ends = np.cumsum([phase.n_tokens for phase in scenario.phases])
         self._tokens = cache(partial(_tokens_a_round, scenario))
@@ -50,9 +50,9 @@ class InformedBlock(FixedBlock):
         at = context - self._scenario.context
         rows = self._best(int(np.searchsorted(self._ends, at, side="right")), at // _SAME)
         risk = self._cost(rows, at) - 1
-        return 1 if self._share and not self._ledger.allows(risk, self._share) else rows
+        return 1 if self._share and not self._slowdown_budget.allows(risk, self._share) else rows
 
-    def steady(self) -> bool:
+    def next_step_is_plain(self) -> bool:
         """Whether a plain step now will be followed by another: nothing has changed since."""
         return self.rows(self._context) == 1
 
@@ -60,7 +60,7 @@ class InformedBlock(FixedBlock):
         """Book the round."""
         at = done.context - self._scenario.context
         price = self._cost(done.drafted + 1, at) if done.drafted else None
-        self._ledger.book(len(done.tokens), price)
+        self._slowdown_budget.book(len(done.tokens), price)
         self._context = done.context + len(done.tokens)
 
     def _best_rows(self, passage: int, place: int) -> int:

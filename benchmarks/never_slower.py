@@ -29,7 +29,7 @@ from prompts import PROMPTS
 
 import dflash_mlx
 from dflash_mlx.bench.summary import spread
-from dflash_mlx.json_file import write_json
+from dflash_mlx.system.json_file import write_json
 
 BLOCKS = (2, 3, 4, 5, 6, 8)
 
@@ -71,7 +71,7 @@ def measure(loaded, options, folder, runs):
     """
     from arms import Answer, plain_rounds
 
-    ends = loaded.tokenizer.end_ids if options.what == "peers" else frozenset()
+    ends = loaded.tokenizer.eos_token_ids if options.what == "peers" else frozenset()
     turn = options.tokens if options.what == "peers" else _TURN
     arms = {"plain": lambda ids, n: Answer(plain_rounds(loaded.pair, ids, n, ends))}
     arms["auto"] = lambda ids, n: auto(loaded, ids, n, ends)
@@ -133,7 +133,7 @@ def in_turns(answers, n_tokens, turn, shift):
 def fixed(loaded, block, ends):
     from arms import Answer, dflash_rounds
 
-    from dflash_mlx.width.policy import FixedBlock
+    from dflash_mlx.decode.policy import FixedBlock
 
     return lambda ids, n: Answer(dflash_rounds(loaded.pair, ids, n, FixedBlock(block), ends))
 

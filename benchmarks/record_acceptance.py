@@ -64,7 +64,7 @@ def trace(pair, prompt, answer):
     text = [*prompt, *answer]
     cache = pair.make_cache()
     cache.append(len(text) - 1)
-    walked = pair.target.walk(mx.array([text[:-1]]), cache.layers, pair.taps)
+    walked = pair.target.forward(mx.array([text[:-1]]), cache.layers, pair.target_layer_ids)
     best = mx.sort(pair.target.logits(walked.hidden)[0, len(prompt) - 1 :], axis=-1)[:, -2:]
     sure = mx.sigmoid(best[:, 1] - best[:, 0]).tolist()
     features, context, right = walked.features, pair.make_cache().context, []

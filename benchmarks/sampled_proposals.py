@@ -31,8 +31,8 @@ def main() -> None:
 
 
 def compare(loaded, options):
-    from dflash_mlx.accept import match_rule, request_rule
-    from dflash_mlx.decode import Pair
+    from dflash_mlx.decode.accept import match_rule, request_rule
+    from dflash_mlx.models.pair import Pair
 
     sampling = dflash_mlx.SamplingConfig(temperature=options.temperature, top_p=options.top_p)
     pair = loaded.pair
@@ -62,14 +62,15 @@ def drawing_draft(draft, sampling):
     """The draft, proposing a draw from its filtered softmax at every position."""
     import mlx.core as mx
 
+    from dflash_mlx.decode.sampling import filtered, log_probs
     from dflash_mlx.models.protocols import Block, Candidates
-    from dflash_mlx.sampling import draw, filtered, log_probs
+    from dflash_mlx.models.random_keys import draw
 
     def target_ids(tokens):
         return tokens + draft.model.d2t[tokens] if "d2t" in draft.model else tokens
 
     class Drawing:
-        taps, block_size = draft.taps, draft.block_size
+        taps, block_size = draft.target_layer_ids, draft.block_size
         make_context, extend = draft.make_context, draft.extend
 
         def propose(self, anchor, n_rows, context):
@@ -85,14 +86,17 @@ def drawing_draft(draft, sampling):
 
 
 def count(pair, ids, rule, n_tokens):
-    from dflash_mlx.decode import Cut, Plan, decode
-    from dflash_mlx.prefill import prefill
-    from dflash_mlx.width.policy import FixedBlock
+    from dflash_mlx.decode.loop import DecodeConfig, StopDecision, decode
+    from dflash_mlx.decode.policy import FixedBlock
+    from dflash_mlx.decode.prefill import prefill
 
     cache = pair.make_cache()
     state = prefill(pair, cache, ids, 2048, lambda done, total: True)
-    plan = Plan(
-        FixedBlock(pair.draft.block_size), rule, lambda tokens: Cut(len(tokens), False), n_tokens
+    plan = DecodeConfig(
+        FixedBlock(pair.draft.block_size),
+        rule,
+        lambda tokens: StopDecision(len(tokens), False),
+        n_tokens,
     )
     rounds = [done for done, _ in decode(pair, cache, state, plan)]
     return len(rounds), sum(len(done.tokens) for done in rounds)

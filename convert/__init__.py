@@ -1,7 +1,6 @@
-"""The converter: any published target or draft into a quantized MLX folder, in bounded memory.
+"""Converts target and draft checkpoints into quantized MLX folders, in bounded memory.
 
-Open a source as names and rows, plan the output, write it shard by shard, carry what comes
-along, check, publish. Nothing appears under its final name before it is whole.
+It must not know the command line, threads of others or models that answer requests.
 """
 
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from dflash_mlx.convert.progress import Progress, Watcher, unwatched
 from dflash_mlx.convert.shards import write_weights
 from dflash_mlx.convert.verify import verify
 from dflash_mlx.convert.workfolder import WorkFolder, check_replaceable
-from dflash_mlx.typed_path import typed_path
+from dflash_mlx.system.paths import typed_path
 
 __all__ = [
     "ConvertConfig",
@@ -26,6 +25,7 @@ __all__ = [
     "convert",
     "plan_conversion",
     "planned",
+    "upload",
 ]
 
 

@@ -6,22 +6,23 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from dflash_mlx.accept import match_rule
-from dflash_mlx.compute import Compute, compute_here, settle_weights
 from dflash_mlx.config import SamplingConfig
 from dflash_mlx.convert.draft_layout import draft_module
 from dflash_mlx.convert.job import Job
 from dflash_mlx.convert.progress import Progress, Watcher
 from dflash_mlx.convert.sample_text import PROMPTS
 from dflash_mlx.convert.tensors import Rows, read_all
-from dflash_mlx.decode import Cut, Pair, Plan, decode
-from dflash_mlx.loading import LoadedTarget, load_draft, load_target
-from dflash_mlx.models.draft import BoundDraft
-from dflash_mlx.models.drafts import bind
-from dflash_mlx.models.families import is_supported
-from dflash_mlx.prefill import prefill
-from dflash_mlx.weights import fill
-from dflash_mlx.width.policy import FixedBlock
+from dflash_mlx.decode.accept import match_rule
+from dflash_mlx.decode.loop import DecodeConfig, StopDecision, decode
+from dflash_mlx.decode.policy import FixedBlock
+from dflash_mlx.decode.prefill import prefill
+from dflash_mlx.loading.compute import Compute, compute_here, settle_weights
+from dflash_mlx.loading.load import LoadedTarget, load_draft, load_target
+from dflash_mlx.loading.weights import fill
+from dflash_mlx.models.draft.build import bind
+from dflash_mlx.models.draft.dflash import BoundDraft
+from dflash_mlx.models.pair import Pair
+from dflash_mlx.models.targets.families import is_supported
 
 _N_TOKENS = 32
 _PREFILL_ROWS = 2048
@@ -81,10 +82,10 @@ def _measure(
         cache = pair.make_cache()
         state = prefill(pair, cache, _ids(target, prompt), _PREFILL_ROWS, lambda done, total: True)
         assert state is not None
-        plan = Plan(
+        plan = DecodeConfig(
             FixedBlock(draft.block_size),
             match_rule(SamplingConfig(), 0),
-            lambda tokens: Cut(len(tokens), False),
+            lambda tokens: StopDecision(len(tokens), False),
             _N_TOKENS,
         )
         for done, _ in decode(pair, cache, state, plan):

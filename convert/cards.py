@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dflash_mlx.cards import manifest, registry
-from dflash_mlx.cards.manifest import Manifest, Origin, draft_facts, target_facts
 from dflash_mlx.convert.job import Job
 from dflash_mlx.convert.options import ConvertConfig
 from dflash_mlx.convert.place import default_name
 from dflash_mlx.convert.readme import readme
 from dflash_mlx.convert.safetensors import INDEX
 from dflash_mlx.convert.sidefiles import REPORT, carried, write_json, write_side_files
+from dflash_mlx.pairs import manifest, registry
+from dflash_mlx.pairs.manifest import Manifest, Origin, draft_facts, target_facts
 
 _KEPT = ("README.md", manifest.FILE, REPORT)
 

@@ -8,11 +8,11 @@ import mlx.nn as nn
 from dflash_mlx.convert.layout import Layout, check_complete
 from dflash_mlx.convert.tensors import Rows
 from dflash_mlx.errors import BadCheckpoint
-from dflash_mlx.models.draft_config import DraftConfig
-from dflash_mlx.models.draft_tensors import runtime_name
+from dflash_mlx.models.draft.config import DraftConfig
+from dflash_mlx.models.draft.tensor_names import runtime_name
 
 if TYPE_CHECKING:
-    from dflash_mlx.models.draft import DraftModel
+    from dflash_mlx.models.draft.dflash import DraftModel
 
 
 def draft_layout(
@@ -40,6 +40,6 @@ def draft_layout(
 def draft_module(config: DraftConfig, names: Iterable[str]) -> "DraftModel":
     """Return the runtime's module for a draft whose files hold `names`, nothing computed."""
     # mlx-lm's layers take most of a second to import
-    from dflash_mlx.models.drafts import draft_model
+    from dflash_mlx.models.draft.build import draft_model
 
     return draft_model(config, {runtime_name(name) for name in names})

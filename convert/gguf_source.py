@@ -21,7 +21,7 @@ from dflash_mlx.errors import UnsupportedModel
 from dflash_mlx.gguf.header import AS_STORED, GGUFHeader, TensorInfo, read_header
 from dflash_mlx.gguf.read import Place, describe
 from dflash_mlx.gguf.tokenizer import GGUFTokenizer, build_tokenizer
-from dflash_mlx.hub.installer import install_command
+from dflash_mlx.system.installer import install_command
 
 _FLOATS = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
 _PACKED = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}

@@ -21,8 +21,8 @@ from dflash_mlx.convert.source import Source
 from dflash_mlx.convert.target_layout import target_layout
 from dflash_mlx.convert.tensors import CHUNK_BYTES, FLOAT_NAMES, Rows, n_bytes
 from dflash_mlx.convert.workers import N_WORKERS
-from dflash_mlx.models.draft_config import DraftConfig
-from dflash_mlx.models.draft_file import read_draft_config
+from dflash_mlx.models.draft.config import DraftConfig
+from dflash_mlx.models.draft.config_file import read_draft_config
 
 _BASE_BYTES = 170_000_000
 """Python, MLX and mlx-lm with nothing loaded, and a folder's headers."""

@@ -16,8 +16,8 @@ from dflash_mlx.convert.streamed import StreamedLinear, put
 from dflash_mlx.convert.target_layout import build_model
 from dflash_mlx.convert.tensors import Rows, read_all, to_mlx
 from dflash_mlx.errors import UnsupportedModel
-from dflash_mlx.models.decoder import DecoderTarget
-from dflash_mlx.models.families import family_of
+from dflash_mlx.models.targets.decoder import DecoderTarget
+from dflash_mlx.models.targets.families import family_of
 
 _EMBEDDING = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"

@@ -4,11 +4,12 @@ import datetime
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash_mlx.cards import registry
 from dflash_mlx.errors import BadRequest, DFlashError
 from dflash_mlx.hub import resolve as hub
-from dflash_mlx.hub.pins import Pins, default_folder
-from dflash_mlx.typed_path import is_there, typed_path
+from dflash_mlx.hub.pins import Pins
+from dflash_mlx.pairs import registry
+from dflash_mlx.system.paths import is_there, typed_path
+from dflash_mlx.system.settings import settings_folder
 
 _SUFFIXES = (".gguf", ".safetensors", ".bin", ".pt")
 _CARDS = ("README*", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
@@ -39,7 +40,7 @@ def locate(reference: str, revision: str | None, on_step: hub.Step = lambda text
     card = registry.find(reference)
     if card:
         reference, revision = card.target, revision or card.target_revision
-    found = hub.resolve(reference, pins=Pins(default_folder()), revision=revision, on_step=on_step)
+    found = hub.resolve(reference, pins=Pins(settings_folder()), revision=revision, on_step=on_step)
     if found.path.is_file():
         return Located(reference, found.path.parent, found.path, found.revision, _day(found.path))
     date = None

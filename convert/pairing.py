@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from dflash_mlx.cards import registry
-from dflash_mlx.cards.manifest import DRAFT_FOLDER, FILE
 from dflash_mlx.convert.locate import Located, locate
 from dflash_mlx.convert.options import ConvertConfig
 from dflash_mlx.convert.progress import Progress, Watcher
 from dflash_mlx.convert.source import Source, open_source
 from dflash_mlx.errors import BadRequest, PairMismatch
-from dflash_mlx.models.draft_file import read_draft_config
+from dflash_mlx.models.draft.config_file import read_draft_config
+from dflash_mlx.pairs import registry
+from dflash_mlx.pairs.manifest import DRAFT_FOLDER, FILE
 
 
 def open_sources(config: ConvertConfig, watch: Watcher) -> dict[str, Source]:

@@ -11,7 +11,7 @@ from dflash_mlx.convert.options import ConvertConfig
 from dflash_mlx.convert.workfolder import partial_folder
 from dflash_mlx.errors import BadRequest, OutOfDisk
 from dflash_mlx.hub.download import free_bytes
-from dflash_mlx.typed_path import typed_path
+from dflash_mlx.system.paths import typed_path
 
 
 def output_folder(config: ConvertConfig, jobs: Sequence[Job]) -> Path:

@@ -14,8 +14,8 @@ from dflash_mlx.convert.locate import Located
 from dflash_mlx.convert.tensors import Rows
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
 from dflash_mlx.hub.download import spelled_bytes
-from dflash_mlx.json_file import read_json
-from dflash_mlx.models.draft_file import is_draft_config
+from dflash_mlx.models.draft.config_file import is_draft_config
+from dflash_mlx.system.json_file import read_json
 
 Kind = Literal["target", "DFlash draft", "DFlash 2 draft"]
 _PACKED_BY_MLX = ("affine", "mxfp4", "mxfp8", "nvfp4")

@@ -13,7 +13,7 @@ MOST_TOKENS = 256
 def sample_tokens(folder: Path, text: str) -> list[int] | None:
     """Return the ids of `text`, None where the folder has no tokenizer."""
     # transformers takes most of a second to import
-    from dflash_mlx.tokenizer import Tokenizer
+    from dflash_mlx.loading.tokenizer import Tokenizer
 
     if not any(folder.glob("*token*")):
         return None

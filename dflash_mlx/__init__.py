@@ -10,7 +10,6 @@ Importing this module imports neither MLX nor any model code; `load` does.
 
 from typing import TYPE_CHECKING, Any
 
-from dflash_mlx.blas import use_openblas
 from dflash_mlx.config import CacheConfig, GenerationConfig, PairCard, SamplingConfig
 from dflash_mlx.errors import (
     BadCheckpoint,
@@ -22,24 +21,25 @@ from dflash_mlx.errors import (
     UnknownModel,
     UnsupportedModel,
 )
+from dflash_mlx.system.blas import use_openblas
 
 if TYPE_CHECKING:
-    from dflash_mlx.answer import Chunk, Result, Stream
-    from dflash_mlx.engine import Engine, LoadHooks, load
-    from dflash_mlx.session import Session
-    from dflash_mlx.stats import Stats
+    from dflash_mlx.engine.engine import Engine, LoadHooks, load
+    from dflash_mlx.engine.session import Session
+    from dflash_mlx.engine.stats import Stats
+    from dflash_mlx.engine.stream import Chunk, Result, Stream
 
 __version__ = "0.1.0"
 
 _LATE = {
-    "Chunk": "answer",
-    "Result": "answer",
-    "Stream": "answer",
-    "Engine": "engine",
-    "LoadHooks": "engine",
-    "load": "engine",
-    "Session": "session",
-    "Stats": "stats",
+    "Chunk": "engine.stream",
+    "Engine": "engine.engine",
+    "LoadHooks": "engine.engine",
+    "Result": "engine.stream",
+    "Session": "engine.session",
+    "Stats": "engine.stats",
+    "Stream": "engine.stream",
+    "load": "engine.engine",
 }
 """Names whose modules import MLX, brought on first use."""
 

@@ -34,8 +34,8 @@ class SamplingConfig:
     """How a token is chosen from the target's logits.
 
     Filters apply in mlx-lm's order (top-p, min-p, top-k, then temperature), penalties before
-    them, over the last `penalty_context` tokens of prompt and answer. `temperature` 0 is greedy
-    and ignores the filters. `seed` None draws a fresh seed for the request.
+    them, over the last `repetition_context_size` tokens of prompt and answer. `temperature` 0 is
+    greedy and ignores the filters. `seed` None draws a fresh seed for the request.
     """
 
     temperature: float = 0.0
@@ -45,7 +45,7 @@ class SamplingConfig:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    penalty_context: int = 20
+    repetition_context_size: int = 20
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
 
@@ -70,9 +70,9 @@ class SamplingConfig:
             value = getattr(self, name)
             _check(name, value, _is_number(value) and abs(value) <= 100, "-100 to 100 (0 is off)")
         _check(
-            "penalty_context",
-            self.penalty_context,
-            _is_count(self.penalty_context) and self.penalty_context > 0,
+            "repetition_context_size",
+            self.repetition_context_size,
+            _is_count(self.repetition_context_size) and self.repetition_context_size > 0,
             "a whole number > 0",
         )
         for token, bias in self.logit_bias.items():
@@ -104,7 +104,10 @@ class SamplingConfig:
             named = [f"temperature {self.temperature:g}"]
         for item in fields(self):
             value = getattr(self, item.name)
-            if item.name in ("temperature", "penalty_context", "seed") or value == item.default:
+            if (
+                item.name in ("temperature", "repetition_context_size", "seed")
+                or value == item.default
+            ):
                 continue
             if item.name == "logit_bias":
                 if value:
@@ -170,20 +173,20 @@ class GenerationConfig:
 class CacheConfig:
     """Bounds on the rows that target and draft keep of a conversation.
 
-    `max_bytes` None leaves the model's context length as the only bound. `prefill_rows` is the
+    `max_bytes` None leaves the model's context length as the only bound. `prefill_step_size` is the
     number of prompt rows in one forward pass; mlx-lm's default, so that both see one chunk grid.
     """
 
     max_bytes: int | None = None
-    prefill_rows: int = 2048
+    prefill_step_size: int = 2048
 
     def __post_init__(self) -> None:
         limit = self.max_bytes
         _check("max_bytes", limit, limit is None or (_is_count(limit) and limit > 0), "bytes > 0")
         _check(
-            "prefill_rows",
-            self.prefill_rows,
-            _is_count(self.prefill_rows) and self.prefill_rows > 0,
+            "prefill_step_size",
+            self.prefill_step_size,
+            _is_count(self.prefill_step_size) and self.prefill_step_size > 0,
             "a whole number > 0",
         )
 

@@ -1,8 +1,23 @@
-"""Metal kernels for drafting and verifying blocks, and the choice between them and stock MLX.
+"""Metal kernels: each `.metal` source with its launcher, its reference and its tuning cases.
 
-A kernel is a pair: `NAME.metal`, plain text, and `NAME.py` with `NAME_reference` (the
-specification, in plain MLX), `NAME_refusal` (why inputs do not fit) and `NAME` (launch, or
-reference where there is no Metal). `build.py` holds the one launch. `gate.py` decides which
-kernels this machine uses, asking the contests in `*contests.py`; `layers.py` puts the chosen
-ones into a loaded model. Nothing here knows models, caches or decoding.
+It must not know model layers, checkpoints or settings.
 """
+
+__all__ = [
+    "attention_cases",
+    "attention_geometry",
+    "block_attention",
+    "build",
+    "candidate_walk",
+    "dense_verify",
+    "geometry",
+    "grouped_conv",
+    "head_argmax",
+    "head_merge",
+    "matrix_cases",
+    "quantized_verify",
+    "refusal",
+    "small_cases",
+    "tuning_case",
+    "verify_attention",
+]

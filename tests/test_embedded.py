@@ -15,7 +15,7 @@ from mlx_lm.generate import generate_step
 
 import dflash_mlx
 from dflash_mlx import GenerationConfig, SamplingConfig
-from dflash_mlx.compute import weight_bytes
+from dflash_mlx.loading.compute import weight_bytes
 
 pytestmark = [
     pytest.mark.embedded,
@@ -57,7 +57,7 @@ def test_greedy_text_is_the_targets_own(engine, plain, kind, block):
     """The promise of this project, on a real model."""
     result = engine.generate(PROMPTS[kind], GenerationConfig(max_tokens=N_TOKENS, block=block))
     assert list(result.tokens) == [
-        t for t in plain[kind] if t not in engine.loaded.tokenizer.end_ids
+        t for t in plain[kind] if t not in engine.loaded.tokenizer.eos_token_ids
     ]
     assert result.text == engine.loaded.tokenizer.decode(plain[kind])
 
@@ -73,7 +73,7 @@ def test_the_draft_is_worth_something(engine):
 def test_special_tokens_are_known_by_their_names(engine):
     """A stop that is one has no text to be found in."""
     tokenizer = engine.loaded.tokenizer
-    assert tokenizer.special_ids(("<|im_end|>", "the")) <= tokenizer.end_ids
+    assert tokenizer.special_ids(("<|im_end|>", "the")) <= tokenizer.eos_token_ids
     assert tokenizer.special_ids(("<|im_start|>", "the"))
 
 

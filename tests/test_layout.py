@@ -1,4 +1,4 @@
-"""The shape of the package: imports point one way, one place waits, nothing prints."""
+"""The shape of the package: imports point down, one file waits for the device, nothing prints."""
 
 import ast
 import subprocess
@@ -8,44 +8,45 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = {"dflash_mlx": ROOT / "dflash_mlx"}
-FOLDERS |= {"dflash_mlx.metal": ROOT / "metal", "dflash_mlx.convert": ROOT / "convert"}
+PACKAGE = ROOT / "dflash_mlx"
 
 LEVELS = (
-    # the ground: no models, no rows
-    ("errors", "config", "blas", "json_file", "typed_path", "metal"),
-    # forward passes, rows, pure functions over them
-    (
-        *("models", "cache", "sampling", "constraints", "accept", "history", "compute", "memory"),
-        *("readback", "rounds", "weights"),
-    ),
-    # the loop and what consumes its rounds
-    (
-        *("width", "stopwatch", "decode", "prefill"),
-        *("stats", "marks", "text", "thinking"),
-    ),
-    # names, files and conversations
-    (
-        *("cards", "data_file", "doctor", "gguf", "hub", "feed", "tokenizer"),
-        *("loading", "loaded", "worker", "answer", "request", "session", "engine"),
-        *("calibrate", "cost_store", "learning", ""),
-        *("kernels", "racing"),
-    ),
-    # applications of the library
-    ("convert", "bench", "simulate", "server", "train"),
-    # the edge
-    ("commands",),
+    "errors",
+    "config",
+    "system",
+    "metal",
+    "cache",
+    "models",
+    "kernels",
+    "gguf",
+    "pairs",
+    "hub",
+    "loading",
+    "decode",
+    "controller",
+    "engine",
+    "convert",
+    "charts",
+    "bench",
+    "simulate",
+    "doctor",
+    "train",
+    "commands",
 )
-LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
+"""The folders and the two modules of the root, lowest first. docs/structure.md shows this table."""
+
+LEVEL = {name: level for level, name in enumerate(LEVELS)}
 
 
-def modules():
-    """Every module of the project by its import name."""
+def modules() -> dict[str, Path]:
+    """Every module of the package by its import name."""
+    files = [
+        file for folder in PACKAGE.iterdir() if folder.is_dir() for file in folder.rglob("*.py")
+    ]
     found = {}
-    for package, folder in FOLDERS.items():
-        for file in folder.rglob("*.py"):
-            parts = [package, *file.relative_to(folder).with_suffix("").parts]
-            found[".".join(parts).removesuffix(".__init__")] = file
+    for file in [*PACKAGE.glob("*.py"), *files]:
+        name = ".".join(["dflash_mlx", *file.relative_to(PACKAGE).with_suffix("").parts])
+        found[name.removesuffix(".__init__")] = file
     return found
 
 
@@ -70,14 +71,31 @@ GRAPH = {
 }
 
 
-def noun(name):
-    """The part of a module's name that has a level."""
+def folder(name):
+    """The folder, or the module of the root, that a module belongs to."""
     return name.removeprefix("dflash_mlx").removeprefix(".").partition(".")[0]
 
 
-def test_every_module_has_a_level():
-    """A file outside the table could import anything."""
-    assert sorted({noun(name) for name in MODULES} - LEVEL.keys()) == []
+def exported(package):
+    """What the `__init__` of a folder lists in `__all__`; without a list, nothing."""
+    for node in ast.parse(MODULES[package].read_text()).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            return ast.literal_eval(node.value)
+    return []
+
+
+def test_the_root_holds_the_public_face_only():
+    """37 modules once lay flat in the root, and nobody saw which of them belonged together."""
+    assert sorted(file.name for file in PACKAGE.glob("*.py")) == [
+        "__init__.py",
+        "config.py",
+        "errors.py",
+    ]
+
+
+def test_every_folder_has_a_level():
+    """A folder outside the table could import anything."""
+    assert sorted({folder(name) for name in MODULES} - LEVEL.keys()) == [""]
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))
@@ -85,8 +103,37 @@ def test_imports_only_go_down(name):
     """A lower layer that knows an upper one cannot be understood, or reused, alone."""
     if name == "dflash_mlx":
         return  # the public face names what it offers
-    upward = [other for other in GRAPH[name] if LEVEL[noun(other)] > LEVEL[noun(name)]]
-    assert upward == []
+    above = [
+        other
+        for other in GRAPH[name]
+        if other != "dflash_mlx" and LEVEL[folder(other)] > LEVEL[folder(name)]
+    ]
+    assert above == []
+
+
+def test_a_folder_is_imported_through_what_it_exports():
+    """Without a list of public modules, every file of a folder becomes its interface."""
+    private = []
+    for name in MODULES:
+        for other in GRAPH[name]:
+            package = other
+            while "." in package:
+                package, _, part = package.rpartition(".")
+                inside = f"{name}.".startswith(f"{package}.")
+                if package != "dflash_mlx" and not inside and part not in exported(package):
+                    private.append(f"{name} imports {other}, which {package} does not export")
+    assert private == []
+
+
+@pytest.mark.parametrize(
+    "name", sorted({folder(name) for name in MODULES} - {"", "errors", "config"})
+)
+def test_a_folder_says_what_it_is_for(name):
+    """The first place where a reader looks is the folder's `__init__`."""
+    docstring = ast.get_docstring(ast.parse(MODULES[f"dflash_mlx.{name}"].read_text()))
+    assert docstring is not None
+    assert "must not know" in docstring
+    assert len(docstring.splitlines()) <= 4
 
 
 def test_no_import_is_circular():
@@ -122,7 +169,8 @@ def calls(file):
 DECODE_PATH = [
     name
     for name, file in MODULES.items()
-    if noun(name) in {*LEVELS[1], *LEVELS[2], "request", "session"} - {"readback", "compute"}
+    if folder(name) in {"cache", "models", "decode", "controller", "engine"}
+    and name != "dflash_mlx.decode.readback"
     and "import mlx" in file.read_text()
 ]
 
@@ -131,15 +179,13 @@ DECODE_PATH = [
 def test_only_readback_waits_for_the_device(name):
     """Every hidden wait costs a round trip per round; four of them cost a fifth of the speed."""
     waits = {".item", ".tolist", "mx.eval", "mx.async_eval", "mx.synchronize", ".block_until_ready"}
-    if name == "dflash_mlx.memory":
-        waits -= {"mx.synchronize"}  # before the wired limit goes back, after the last round
     assert sorted(waits & set(calls(MODULES[name]))) == []
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_the_library_never_prints(name):
     """stdout belongs to the model's text."""
-    if noun(name) != "commands":
+    if folder(name) != "commands":
         assert "print" not in set(calls(MODULES[name]))
 
 

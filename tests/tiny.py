@@ -18,21 +18,22 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.generate import generate_step
 
-from dflash_mlx.accept import AcceptRule, request_rule
 from dflash_mlx.cache import ContextCache, PairCache
-from dflash_mlx.compute import compute_here
 from dflash_mlx.config import CacheConfig, SamplingConfig
-from dflash_mlx.decode import Cut, Pair, Plan, State, decode
-from dflash_mlx.loaded import LoadedPair
-from dflash_mlx.models.decoder import DecoderTarget
-from dflash_mlx.models.draft import BoundDraft
-from dflash_mlx.models.draft_config import ConvolutionConfig, DraftConfig, SelectorConfig
-from dflash_mlx.models.drafts import bind, draft_model
-from dflash_mlx.models.families import family_of
+from dflash_mlx.decode.accept import AcceptRule, request_rule
+from dflash_mlx.decode.loop import DecodeConfig, State, StopDecision, decode
+from dflash_mlx.decode.policy import BlockPolicy, FixedBlock
+from dflash_mlx.decode.prefill import prefill
+from dflash_mlx.decode.round import Round
+from dflash_mlx.engine.loaded import LoadedPair
+from dflash_mlx.loading.compute import compute_here
+from dflash_mlx.models.draft.build import bind, draft_model
+from dflash_mlx.models.draft.config import ConvolutionConfig, DraftConfig, SelectorConfig
+from dflash_mlx.models.draft.dflash import BoundDraft
+from dflash_mlx.models.pair import Pair
 from dflash_mlx.models.protocols import Block
-from dflash_mlx.prefill import prefill
-from dflash_mlx.rounds import Round
-from dflash_mlx.width.policy import BlockPolicy, FixedBlock
+from dflash_mlx.models.targets.decoder import DecoderTarget
+from dflash_mlx.models.targets.families import family_of
 from tests.tiny_configs import CONFIGS, END, MARK, MASK
 
 PROMPT = tuple(b"Why is the sky blue at noon and red at dusk?")
@@ -90,11 +91,11 @@ class ScriptedDraft:
         self,
         tokens: Sequence[int],
         script: Iterable[int],
-        taps: tuple[int, ...] = (0,),
+        target_layer_ids: tuple[int, ...] = (0,),
         block_size: int = 8,
         vocab_size: int = CONFIGS["qwen3"]["vocab_size"],
     ) -> None:
-        self.taps = taps
+        self.target_layer_ids = target_layer_ids
         self.block_size = block_size
         self.row_bytes = 0
         self.seen: list[mx.array] = []
@@ -105,7 +106,7 @@ class ScriptedDraft:
     def make_context(self) -> ContextCache:
         return ContextCache([])
 
-    def drawing(self, temperature: float, seed: int) -> "ScriptedDraft":
+    def with_sampling(self, temperature: float, seed: int) -> "ScriptedDraft":
         return self
 
     def extend(self, features: mx.array, position: int, context: ContextCache) -> None:
@@ -196,7 +197,7 @@ def plain(
 class Rows:
     """A block policy that takes the rows of its rounds from a list, again and again."""
 
-    parked: str | None = None
+    disabled_reason: str | None = None
 
     def __init__(self, *rows: int) -> None:
         self._rows = itertools.cycle(rows)
@@ -204,7 +205,7 @@ class Rows:
     def rows(self, context: int = 0) -> int:
         return next(self._rows)
 
-    def steady(self) -> bool:
+    def next_step_is_plain(self) -> bool:
         return False
 
     def timed(self) -> bool:
@@ -227,9 +228,9 @@ def read_prompt(
     return cache, state
 
 
-def never(tokens: Sequence[int]) -> Cut:
+def never(tokens: Sequence[int]) -> StopDecision:
     """Let every token stand."""
-    return Cut(len(tokens), False)
+    return StopDecision(len(tokens), False)
 
 
 def rounds(
@@ -239,13 +240,13 @@ def rounds(
     limit: int,
     policy: BlockPolicy | None = None,
     rule: AcceptRule | None = None,
-    ending: Callable[[Sequence[int]], Cut] = never,
+    ending: Callable[[Sequence[int]], StopDecision] = never,
 ) -> Iterator[tuple[Round, State]]:
     """Decode greedily up to `limit` tokens of the answer, a full block a round."""
     block_size = pair.draft.block_size if pair.draft else 1
     policy = policy or FixedBlock(block_size)
     rule = rule or request_rule(SamplingConfig(), 0)
-    return decode(pair, cache, state, Plan(policy, rule, ending, limit))
+    return decode(pair, cache, state, DecodeConfig(policy, rule, ending, limit))
 
 
 def answer(
@@ -262,7 +263,7 @@ def answer(
 class ByteTokenizer:
     """Bytes as tokens, an end token, a special `<mark>`, and a template of one tag per message."""
 
-    end_ids = frozenset({END})
+    eos_token_ids = frozenset({END})
     has_template = True
     has_thinking = False
     thinking_marks = None

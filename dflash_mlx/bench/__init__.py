@@ -1,1 +1,16 @@
-"""Is DFlash worth it on this machine? Measured through the path that chat uses."""
+"""Measures speculative decoding against plain mlx-lm on this machine.
+
+It must not know the command line.
+"""
+
+__all__ = [
+    "arms",
+    "earlier",
+    "forwards",
+    "page",
+    "report",
+    "run",
+    "suites",
+    "summary",
+    "thermal",
+]

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 from dflash_mlx.bench.suites import Prompt
 from dflash_mlx.config import GenerationConfig, SamplingConfig
-from dflash_mlx.engine import Engine
-from dflash_mlx.models.decoder import DecoderTarget
-from dflash_mlx.stats import Stats
+from dflash_mlx.engine.engine import Engine
+from dflash_mlx.engine.stats import Stats
+from dflash_mlx.models.targets.decoder import DecoderTarget
 
 PLAIN, AUTO = "plain", "auto"
 
@@ -136,18 +136,18 @@ def _plain(engine: Engine, ids: Sequence[int], n_tokens: int, stop: threading.Ev
             start = time.perf_counter()
 
     tokens, marks = [], []
-    n_tokens = min(n_tokens, loaded.max_rows - len(ids) + 1)  # as our engine does
+    n_tokens = min(n_tokens, loaded.context_length - len(ids) + 1)  # as our engine does
     mx.reset_peak_memory()
     for token, _ in generate_step(
         mx.array(list(ids)),
         target.model,
         max_tokens=n_tokens,
-        prefill_step_size=loaded.cache_config.prefill_rows,
+        prefill_step_size=loaded.cache_config.prefill_step_size,
         prompt_progress_callback=read,
     ):
         tokens.append(int(token))
         marks.append((len(tokens), time.perf_counter() - start))
-        if token in loaded.tokenizer.end_ids or stop.is_set():
+        if token in loaded.tokenizer.eos_token_ids or stop.is_set():
             break
     return Answer(
         tokens=tuple(tokens),

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from dflash_mlx.engine import Engine
+from dflash_mlx.engine.engine import Engine
 
 _REPEATS = 5
 _STREAM_BYTES = 2**28
@@ -36,14 +36,16 @@ def _forward(engine: Engine, prompt: Sequence[int], n_rows: int) -> Forward:
     pair = engine.loaded.pair
     cache = pair.make_cache()
     cache.append(len(prompt))
-    features = pair.target.walk(mx.array([list(prompt)]), cache.layers, pair.taps).features
+    features = pair.target.forward(
+        mx.array([list(prompt)]), cache.layers, pair.target_layer_ids
+    ).features
     cache.commit(len(prompt))
     mx.eval(features, *cache.arrays)
     tokens = mx.array([(list(prompt) * n_rows)[:n_rows]])
 
     def verify() -> None:
         cache.append(n_rows)
-        walked = pair.target.walk(tokens, cache.layers, pair.taps)
+        walked = pair.target.forward(tokens, cache.layers, pair.target_layer_ids)
         mx.eval(mx.argmax(pair.target.logits(walked.hidden), axis=-1), walked.features)
         cache.rollback()
 
@@ -57,7 +59,7 @@ def _forward(engine: Engine, prompt: Sequence[int], n_rows: int) -> Forward:
     def propose() -> None:
         draft.extend(features[:, :2], context.length, context)
         mx.eval(draft.propose(prompt[-1], n_rows, context).tokens)
-        context.truncate(len(prompt))
+        context.trim_to(len(prompt))
 
     return Forward(n_rows, verify_s, _timed(propose))
 

@@ -5,10 +5,10 @@ from html import escape
 from typing import Any
 
 from dflash_mlx.bench.arms import AUTO, PLAIN
-from dflash_mlx.bench.plots import Series, bars, lines
 from dflash_mlx.bench.report import ms, spelled
-from dflash_mlx.bench.sheet import sheet
 from dflash_mlx.bench.summary import Figure, Report
+from dflash_mlx.charts.page import sheet
+from dflash_mlx.charts.svg import Series, bars, lines
 
 
 def page(report: Report) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dflash_mlx.engine import Engine
+from dflash_mlx.engine.engine import Engine
 
 Verdict = Literal["equal", "near-tie", "different"]
 
@@ -48,7 +48,7 @@ def _margin(engine: Engine, tokens: Sequence[int]) -> float:
 
     pair: Any = engine.loaded.pair
     caches = pair.target.make_caches()
-    walked = pair.target.walk(mx.array([list(tokens)]), caches, ())
+    walked = pair.target.forward(mx.array([list(tokens)]), caches, ())
     logits = pair.target.logits(walked.hidden[:, -1:])[0, 0].astype(mx.float32)
     pair_of_logits = mx.topk(logits, 2)
     gap: Any = (pair_of_logits[0] - pair_of_logits[1]).item()

@@ -12,7 +12,7 @@ from itertools import product
 from dflash_mlx.bench.arms import AUTO, PLAIN, Answer, Arm, DFlashArm, PlainArm, prompt_ids
 from dflash_mlx.bench.parity import Parity, compare
 from dflash_mlx.bench.suites import Prompt, long_document
-from dflash_mlx.engine import Engine
+from dflash_mlx.engine.engine import Engine
 from dflash_mlx.errors import BadRequest, DFlashError
 
 
@@ -85,7 +85,7 @@ def run(
     if engine.loaded.pair.draft is None:
         raise BadRequest("this pair has no draft, so there is nothing to compare; see --draft")
     for prompt in work:
-        n_rows, room = len(prompt_ids(engine, prompt)), engine.loaded.max_rows
+        n_rows, room = len(prompt_ids(engine, prompt)), engine.loaded.context_length
         if n_rows > room:
             raise BadRequest(
                 f"a prompt of kind {prompt.kind} has {n_rows} tokens and the context holds {room}; "

@@ -9,10 +9,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from dflash_mlx.data_file import ENDINGS, read_rows
 from dflash_mlx.errors import BadRequest, DFlashError
+from dflash_mlx.hub.data_file import ENDINGS, read_rows
 from dflash_mlx.hub.data_sets import bring, cached_names, file_names
-from dflash_mlx.typed_path import typed_path
+from dflash_mlx.system.paths import typed_path
 
 KINDS = ("code", "arithmetic", "chat", "translation", "structured")
 LONG = "long document"

@@ -17,9 +17,9 @@ from dflash_mlx import __version__
 from dflash_mlx.bench.arms import AUTO, PLAIN, Answer
 from dflash_mlx.bench.forwards import Forward
 from dflash_mlx.bench.run import BenchConfig, Measured, Sample
-from dflash_mlx.engine import Engine
-from dflash_mlx.learning import place_of
-from dflash_mlx.stats import Stats, shares
+from dflash_mlx.engine.engine import Engine
+from dflash_mlx.engine.learning import place_of
+from dflash_mlx.engine.stats import Stats, shares
 
 _WORTH = 1.03
 """Speed beyond plain decoding's that makes drafting worth its memory."""

@@ -1,23 +1,27 @@
-"""Rows that target and draft keep of a conversation: append, commit, rollback."""
+"""KV caches of the target and the draft model: append, commit, roll back, snapshot.
+
+It must not know models, tokens or requests.
+"""
 
 from dflash_mlx.cache.base import LayerCache, Mask
-from dflash_mlx.cache.context import ContextCache
-from dflash_mlx.cache.full import STEP, FullCache, LatentCache
-from dflash_mlx.cache.joined import JoinedCache
+from dflash_mlx.cache.context import ContextCache, ContextLayer
+from dflash_mlx.cache.full import STEP, KVCache, LatentCache
+from dflash_mlx.cache.joined import CacheList
 from dflash_mlx.cache.pair import PairCache
 from dflash_mlx.cache.recurrent import ConvolutionCache, RecurrentCache
-from dflash_mlx.cache.window import WindowCache
+from dflash_mlx.cache.window import RotatingKVCache
 
 __all__ = [
     "STEP",
+    "CacheList",
     "ContextCache",
+    "ContextLayer",
     "ConvolutionCache",
-    "FullCache",
-    "JoinedCache",
+    "KVCache",
     "LatentCache",
     "LayerCache",
     "Mask",
     "PairCache",
     "RecurrentCache",
-    "WindowCache",
+    "RotatingKVCache",
 ]

@@ -14,7 +14,7 @@ Mask = mx.array | str | None
 """What attention takes: booleans [n, rows] (true: visible), "causal", or None for all."""
 
 
-class Place(NamedTuple):
+class Snapshot(NamedTuple):
     """A place in the past that a cache can be brought back to."""
 
     restore: Callable[[], None]
@@ -47,13 +47,13 @@ class LayerCache(Protocol):
     def rollback(self) -> None:
         """Drop all open rows."""
 
-    def holds(self, length: int) -> bool:
-        """Whether `truncate` can go back to exactly `length` committed rows."""
+    def can_trim_to(self, length: int) -> bool:
+        """Whether `trim_to` can go back to exactly `length` committed rows."""
 
-    def truncate(self, length: int) -> None:
+    def trim_to(self, length: int) -> None:
         """Go back to `length` committed rows, which are held. 0 always are."""
 
-    def remember(self, n_rows: int) -> Place:
+    def snapshot(self, n_rows: int) -> Snapshot:
         """Return the place behind the committed rows and the first `n_rows` open ones."""
 
     @property

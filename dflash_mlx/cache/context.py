@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from dflash_mlx.cache.full import STEP
-from dflash_mlx.cache.places import Places
+from dflash_mlx.cache.places import Snapshots
 
 
 class ContextRows(NamedTuple):
@@ -63,11 +63,11 @@ class ContextLayer:
             return None
         return self._keys[..., :n_rows, :], self._values[..., :n_rows, :]
 
-    def truncate(self, length: int) -> None:
+    def trim_to(self, length: int) -> None:
         """Forget the rows at positions >= `length`."""
         self.positions = self.positions[: int(np.searchsorted(self.positions, length))]
 
-    def remember(self) -> ContextRows | None:
+    def snapshot(self) -> ContextRows | None:
         """Return a copy of the rows seen from here; None where no row is ever left behind."""
         if self.limit is None or self._keys is None or self._values is None:
             return None
@@ -123,7 +123,7 @@ class ContextCache:
     def __init__(self, limits: list[int | None]) -> None:
         self.layers = [ContextLayer(limit) for limit in limits]
         self.length = 0
-        self._places: Places[list[ContextRows | None]] = Places()
+        self._places: Snapshots[list[ContextRows | None]] = Snapshots()
 
     @property
     def limit(self) -> int | None:
@@ -138,18 +138,18 @@ class ContextCache:
         """Whether any layer leaves rows behind."""
         return any(layer.limit is not None for layer in self.layers)
 
-    def remember(self) -> None:
-        """Keep what `truncate` needs to come back here with all rows that are seen here."""
-        self._places.add(self.length, [layer.remember() for layer in self.layers])
+    def snapshot(self) -> None:
+        """Keep what `trim_to` needs to come back here with all rows that are seen here."""
+        self._places.add(self.length, [layer.snapshot() for layer in self.layers])
 
     def forget(self) -> None:
         """Give up the remembered places."""
         self._places.forget()
 
-    def truncate(self, length: int) -> None:
+    def trim_to(self, length: int) -> None:
         """Forget the rows at positions >= `length`; a remembered place's come back."""
         for layer in self.layers:
-            layer.truncate(length)
+            layer.trim_to(length)
         self.length = min(self.length, length)
         if place := self._places.back_to(length):
             for layer, rows in zip(self.layers, place[1], strict=True):

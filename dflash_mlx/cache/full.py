@@ -10,13 +10,13 @@ from functools import partial
 import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
 
-from dflash_mlx.cache.base import Mask, Place
+from dflash_mlx.cache.base import Mask, Snapshot
 
 STEP = 256
 """Rows by which growing caches grow."""
 
 
-class FullCache:
+class KVCache:
     """Keys and values of every row so far, [1, H, rows, D] each."""
 
     def __init__(self) -> None:
@@ -54,18 +54,18 @@ class FullCache:
         """Drop all open rows."""
         self.offset = self._length
 
-    def holds(self, length: int) -> bool:
+    def can_trim_to(self, length: int) -> bool:
         """Whether there are so many committed rows; every one is kept."""
         return length <= self._length
 
-    def truncate(self, length: int) -> None:
+    def trim_to(self, length: int) -> None:
         """Go back to `length` committed rows."""
-        assert self.holds(length), (length, self._length)
+        assert self.can_trim_to(length), (length, self._length)
         self._length = self.offset = length
 
-    def remember(self, n_rows: int) -> Place:
+    def snapshot(self, n_rows: int) -> Snapshot:
         """Return the place behind the committed rows and the first `n_rows` open ones."""
-        return Place(partial(self.truncate, self._length + n_rows))
+        return Snapshot(partial(self.trim_to, self._length + n_rows))
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -83,7 +83,7 @@ class FullCache:
         return sum(array.nbytes // array.shape[2] for array in self.arrays)
 
 
-class LatentCache(FullCache):
+class LatentCache(KVCache):
     """Compressed keys/values and rotated key parts of latent attention, one row a token.
 
     That attention adds its mask to the scores of the rotated parts, so it needs an array.

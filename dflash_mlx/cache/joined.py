@@ -4,10 +4,10 @@ from collections.abc import Hashable
 
 import mlx.core as mx
 
-from dflash_mlx.cache.base import LayerCache, Mask, Place
+from dflash_mlx.cache.base import LayerCache, Mask, Snapshot
 
 
-class JoinedCache:
+class CacheList:
     """The caches of a layer with several attentions, taken apart by index as mlx-lm does it."""
 
     def __init__(self, *parts: LayerCache) -> None:
@@ -40,24 +40,24 @@ class JoinedCache:
         for part in self._parts:
             part.rollback()
 
-    def holds(self, length: int) -> bool:
+    def can_trim_to(self, length: int) -> bool:
         """Whether every part holds `length` rows."""
-        return all(part.holds(length) for part in self._parts)
+        return all(part.can_trim_to(length) for part in self._parts)
 
-    def truncate(self, length: int) -> None:
+    def trim_to(self, length: int) -> None:
         """Go back to `length` committed rows."""
         for part in self._parts:
-            part.truncate(length)
+            part.trim_to(length)
 
-    def remember(self, n_rows: int) -> Place:
+    def snapshot(self, n_rows: int) -> Snapshot:
         """Return the place behind the committed rows and the first `n_rows` open ones."""
-        places = [part.remember(n_rows) for part in self._parts]
+        places = [part.snapshot(n_rows) for part in self._parts]
 
         def restore() -> None:
             for place in places:
                 place.restore()
 
-        return Place(restore, tuple(array for place in places for array in place.arrays))
+        return Snapshot(restore, tuple(array for place in places for array in place.arrays))
 
     @property
     def arrays(self) -> list[mx.array]:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from dflash_mlx.cache.base import LayerCache, Place
+from dflash_mlx.cache.base import LayerCache, Snapshot
 from dflash_mlx.cache.context import ContextCache
-from dflash_mlx.cache.places import Places
+from dflash_mlx.cache.places import Snapshots
 from dflash_mlx.errors import OutOfMemoryBudget
 
 
@@ -29,7 +29,7 @@ class PairCache:
         self.max_bytes = max_bytes
         self.length = 0
         self._open = 0
-        self._places: Places[list[Place]] = Places()
+        self._places: Snapshots[list[Snapshot]] = Snapshots()
 
     def append(self, n_rows: int) -> None:
         """Open a round of `n_rows` rows, which the target's layers then write.
@@ -57,12 +57,12 @@ class PairCache:
                 layer.rollback()
             self._open = 0
 
-    def remember(self, n_rows: int) -> None:
-        """Keep what `truncate` needs to come back behind the first `n_rows` open rows."""
+    def snapshot(self, n_rows: int) -> None:
+        """Keep what `trim_to` needs to come back behind the first `n_rows` open rows."""
         assert 0 <= n_rows <= self._open, (n_rows, self._open)
-        self._places.add(self.length + n_rows, [layer.remember(n_rows) for layer in self.layers])
+        self._places.add(self.length + n_rows, [layer.snapshot(n_rows) for layer in self.layers])
 
-    def truncate(self, length: int) -> int:
+    def trim_to(self, length: int) -> int:
         """Go back to at most `length` committed rows; return how many are left.
 
         Where a layer cannot go back so far exactly (a wrapped window, a recurrent state), all go
@@ -70,21 +70,21 @@ class PairCache:
         """
         left = min(length, self.length)
         nearest = self._places.back_to(left)
-        if not all(layer.holds(left) for layer in self.layers):
+        if not all(layer.can_trim_to(left) for layer in self.layers):
             left = self._go_back(nearest)
         else:
             for layer in self.layers:
-                layer.truncate(left)
+                layer.trim_to(left)
         self.length = left
         if self.context is not None:
-            self.context.truncate(left)
+            self.context.trim_to(left)
         return left
 
-    def _go_back(self, nearest: tuple[int, list[Place]] | None) -> int:
+    def _go_back(self, nearest: tuple[int, list[Snapshot]] | None) -> int:
         """Bring all layers to the `nearest` place, or to nothing; return the rows left."""
         if nearest is None:
             for layer in self.layers:
-                layer.truncate(0)
+                layer.trim_to(0)
             return 0
         left, layers = nearest
         for place in layers:

@@ -1,4 +1,4 @@
-"""Places that a conversation may come back to: the last few, by how many rows there were."""
+"""Snapshots that a conversation may come back to: the last few, by how many rows there were."""
 
 from collections.abc import Iterator
 from typing import Generic, TypeVar
@@ -6,10 +6,10 @@ from typing import Generic, TypeVar
 Kept = TypeVar("Kept")
 
 _MOST = 2
-"""Places kept: this turn's and the last one's, should this one be asked anew."""
+"""Snapshots kept: this turn's and the last one's, should this one be asked anew."""
 
 
-class Places(Generic[Kept]):
+class Snapshots(Generic[Kept]):
     """What is kept of the last places, each with its length in rows."""
 
     def __init__(self) -> None:

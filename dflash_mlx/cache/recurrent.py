@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 
 import mlx.core as mx
 
-from dflash_mlx.cache.base import Mask, Place
+from dflash_mlx.cache.base import Mask, Snapshot
 
 Tape = Callable[[int], mx.array]
 """`n -> the state behind the first n open rows`, bit for bit that of having read only those."""
@@ -55,17 +55,17 @@ class ConvolutionCache:
         self.offset -= self._n_open
         self._open = None
 
-    def holds(self, length: int) -> bool:
+    def can_trim_to(self, length: int) -> bool:
         """Only where it stands, and the beginning."""
         return length in (0, self.offset - self._n_open)
 
-    def truncate(self, length: int) -> None:
+    def trim_to(self, length: int) -> None:
         """Go back to `length` committed rows, which is nowhere or to the beginning."""
-        assert self.holds(length), (length, self.offset)
+        assert self.can_trim_to(length), (length, self.offset)
         if length == 0:
             self._window, self._open, self.offset = None, None, 0
 
-    def remember(self, n_rows: int) -> Place:
+    def snapshot(self, n_rows: int) -> Snapshot:
         """Return the place behind the committed rows and the first `n_rows` open ones."""
         window = self._window_behind(n_rows)
         length = self.offset - self._n_open + n_rows
@@ -73,7 +73,7 @@ class ConvolutionCache:
         def restore() -> None:
             self._window, self._open, self.offset = window, None, length
 
-        return Place(restore, () if window is None else (window,))
+        return Snapshot(restore, () if window is None else (window,))
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -128,21 +128,21 @@ class RecurrentCache(ConvolutionCache):
         self._after, self._tape = None, None
         super().rollback()
 
-    def truncate(self, length: int) -> None:
+    def trim_to(self, length: int) -> None:
         """Go back to `length` committed rows, which is nowhere or to the beginning."""
-        super().truncate(length)
+        super().trim_to(length)
         if length == 0:
             self.state, self._after, self._tape = None, None, None
 
-    def remember(self, n_rows: int) -> Place:
+    def snapshot(self, n_rows: int) -> Snapshot:
         """Return the place behind the committed rows and the first `n_rows` open ones."""
-        place, state = super().remember(n_rows), self._state_behind(n_rows)
+        place, state = super().snapshot(n_rows), self._state_behind(n_rows)
 
         def restore() -> None:
             place.restore()
             self.state, self._after, self._tape = state, None, None
 
-        return Place(restore, (*place.arrays, *(() if state is None else (state,))))
+        return Snapshot(restore, (*place.arrays, *(() if state is None else (state,))))
 
     @property
     def arrays(self) -> list[mx.array]:

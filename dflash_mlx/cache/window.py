@@ -12,13 +12,13 @@ from collections.abc import Hashable
 import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
 
-from dflash_mlx.cache.base import Mask, Place
+from dflash_mlx.cache.base import Mask, Snapshot
 
 _ROOM = 256
 """Rows appended between two moves of the window to a fresh buffer, and at least one block."""
 
 
-class WindowCache:
+class RotatingKVCache:
     """Keys and values [1, H, rows, D] that a row in a window of `window` rows can still see."""
 
     def __init__(self, window: int) -> None:
@@ -69,29 +69,29 @@ class WindowCache:
         """Drop all open rows."""
         self.offset = self._length
 
-    def holds(self, length: int) -> bool:
+    def can_trim_to(self, length: int) -> bool:
         """Whether every row that the row behind `length` rows sees is still kept."""
         seen = max(0, length - self.window + 1)
         return length == 0 or (self._first <= seen and length <= self._length)
 
-    def truncate(self, length: int) -> None:
+    def trim_to(self, length: int) -> None:
         """Go back to `length` committed rows."""
-        assert self.holds(length), (length, self._first, self._length)
+        assert self.can_trim_to(length), (length, self._first, self._length)
         self._length = self.offset = length
         if length < self._first:
             self._first, self._keys, self._values = 0, None, None
 
-    def remember(self, n_rows: int) -> Place:
+    def snapshot(self, n_rows: int) -> Snapshot:
         """Return the place behind the committed rows and the first `n_rows` open ones."""
         length = self._length + n_rows
         first = max(self._first, length - self.window + 1)
         if self._keys is None or self._values is None:
-            return Place(lambda: self._replace(0, 0, None, None))
+            return Snapshot(lambda: self._replace(0, 0, None, None))
         rows = slice(first - self._first, length - self._first)
         # copies: a slice would keep the whole buffer, and buffers are written in place
         keys = mx.contiguous(self._keys[..., rows, :])
         values = mx.contiguous(self._values[..., rows, :])
-        return Place(lambda: self._replace(length, first, keys, values), (keys, values))
+        return Snapshot(lambda: self._replace(length, first, keys, values), (keys, values))
 
     @property
     def arrays(self) -> list[mx.array]:

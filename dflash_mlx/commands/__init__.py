@@ -1,7 +1,7 @@
-"""The command line. `main` is its only door: what it lets out is a line and an exit code.
+"""The command line: parse options, build configurations, call the library, print.
 
-Nothing is imported here before `main` runs, so that even an interrupt while Python is still
-importing ends quietly. Models, MLX and the hub are imported by the command that needs them.
+`main` is imported by nothing of the library, which must not know the command line. It imports
+models, MLX and the hub only when a command needs them.
 """
 
 import errno

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dflash_mlx.blas import choose_blas
 from dflash_mlx.commands.interrupt import INTERRUPTED
 from dflash_mlx.commands.opening import open_pair
 from dflash_mlx.commands.options import blas_choice, kernel_policy
 from dflash_mlx.commands.terminal import Terminal
 from dflash_mlx.errors import BadRequest
-from dflash_mlx.typed_path import typed_path
+from dflash_mlx.system.blas import choose_blas
+from dflash_mlx.system.paths import typed_path
 
 if TYPE_CHECKING:
     from dflash_mlx.bench.earlier import Earlier
     from dflash_mlx.bench.run import BenchConfig
     from dflash_mlx.bench.suites import Prompt
     from dflash_mlx.bench.summary import Report
-    from dflash_mlx.engine import Engine
+    from dflash_mlx.engine.engine import Engine
 
 
 def bench(
@@ -96,12 +96,13 @@ def _check(model: str, draft: str, compare: str | None, as_json: bool) -> None:
     """Refuse what can be known to be impossible before anything is loaded."""
     if as_json and compare:
         raise BadRequest("--compare is printed beside a table; leave out --json")
-    from dflash_mlx.cards.pairing import choose
     from dflash_mlx.doctor.checkup import locate
-    from dflash_mlx.hub.pins import Pins, default_folder
+    from dflash_mlx.hub.pins import Pins
+    from dflash_mlx.pairs.pairing import choose
+    from dflash_mlx.system.settings import settings_folder
 
     choice = choose(model, draft)
-    locate(choice, Pins(default_folder()))
+    locate(choice, Pins(settings_folder()))
     if choice.draft is None:
         raise BadRequest(f"{model} is left without a draft to measure; name one with --draft")
 

@@ -3,12 +3,12 @@
 Answers go to stdout; the prompt, statistics and everything about the conversation do not.
 """
 
-from dflash_mlx.blas import choose_blas
 from dflash_mlx.commands.lines import Lines, history_file
 from dflash_mlx.commands.options import RequestOptions, blas_choice
 from dflash_mlx.commands.talk import COMMANDS, Talk
 from dflash_mlx.commands.terminal import Terminal
 from dflash_mlx.errors import DFlashError
+from dflash_mlx.system.blas import choose_blas
 
 
 def chat(options: RequestOptions) -> None:

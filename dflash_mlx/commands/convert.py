@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dflash_mlx.blas import choose_blas
 from dflash_mlx.commands.interrupt import INTERRUPTED
 from dflash_mlx.commands.terminal import Terminal
 from dflash_mlx.errors import BadRequest
+from dflash_mlx.system.blas import choose_blas
 
 if TYPE_CHECKING:
     from dflash_mlx.convert import ConvertConfig, Job
@@ -121,10 +121,10 @@ def _plan(config: "ConvertConfig", as_json: bool) -> None:
 
 
 def _run(config: "ConvertConfig", as_json: bool, upload: str | None) -> None:
-    from dflash_mlx.cards.converted import remember
     from dflash_mlx.commands.conversion_view import Bar, show_outcome, show_plan
     from dflash_mlx.convert import convert, plan_conversion, planned
-    from dflash_mlx.hub.pins import default_folder
+    from dflash_mlx.pairs.converted import remember
+    from dflash_mlx.system.settings import settings_folder
 
     terminal = Terminal()
     try:
@@ -137,7 +137,7 @@ def _run(config: "ConvertConfig", as_json: bool, upload: str | None) -> None:
         terminal.say("stopped; the same command goes on where it stopped")
         raise typer.Exit(INTERRUPTED) from None
     try:
-        remember(outcome.out, default_folder())
+        remember(outcome.out, settings_folder())
     except OSError as error:
         terminal.say(f"{outcome.out} will not be listed by dflash-mlx models ({error.strerror})")
     table: dict[str, Any] = outcome.table()

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dflash_mlx import __version__
-from dflash_mlx.blas import choose_blas
 from dflash_mlx.commands.kernel_view import check_kernels
 from dflash_mlx.commands.options import blas_choice
 from dflash_mlx.config import GenerationConfig
 from dflash_mlx.errors import BadRequest, DFlashError
+from dflash_mlx.system.blas import choose_blas
 
 if TYPE_CHECKING:
-    from dflash_mlx.cards.pairing import Choice
     from dflash_mlx.doctor.checkup import Finding
-    from dflash_mlx.doctor.machine import Machine
+    from dflash_mlx.pairs.pairing import Choice
+    from dflash_mlx.system.machine import Machine
 
 _MARKS = {"ok": "ok", "advice": "--", "must": "!!"}
 
@@ -44,7 +44,6 @@ def doctor(
     if context < 1:
         raise BadRequest(f"--context is {context}; it needs a whole number > 0")
     choose_blas(blas_choice(blas))
-    from dflash_mlx.cards.pairing import choose
     from dflash_mlx.doctor.checkup import (
         Finding,
         check_cache,
@@ -52,7 +51,8 @@ def doctor(
         check_memory,
         check_packages,
     )
-    from dflash_mlx.doctor.machine import this_machine
+    from dflash_mlx.pairs.pairing import choose
+    from dflash_mlx.system.machine import this_machine
 
     facts: dict[str, Any] = {}
     machine = this_machine()
@@ -97,11 +97,12 @@ def _check_pair(
     from dflash_mlx.doctor.combinations import check_combination
     from dflash_mlx.doctor.fit import longest, need, outline
     from dflash_mlx.doctor.outlook import check_auto
-    from dflash_mlx.engine import Files
-    from dflash_mlx.hub.pins import Pins, default_folder
-    from dflash_mlx.kernels import put_kernels
+    from dflash_mlx.engine.engine import Files
+    from dflash_mlx.hub.pins import Pins
+    from dflash_mlx.kernels.pair_kernels import put_kernels
+    from dflash_mlx.system.settings import settings_folder
 
-    target, draft = locate(choice, Pins(default_folder()))
+    target, draft = locate(choice, Pins(settings_folder()))
     yield from check_files(choice, target, draft)
     if target is None or (choice.draft and draft is None):
         return
@@ -113,7 +114,7 @@ def _check_pair(
         yield Finding("pair", "must", " ".join(str(error).split()))
         return
     config = GenerationConfig()
-    room = loaded.pair.target.shape.max_rows
+    room = loaded.pair.target.shape.context_length
     if looks.n_rows > room:
         text = f"{looks.n_rows} tokens were asked for, and this model's context holds {room}"
         yield Finding("context", "must", text, f"--context {room} or less")

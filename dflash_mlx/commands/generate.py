@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from dflash_mlx.blas import choose_blas
 from dflash_mlx.commands.answering import show_answer
 from dflash_mlx.commands.interrupt import INTERRUPTED
 from dflash_mlx.commands.opening import describe, open_pair
@@ -14,6 +13,7 @@ from dflash_mlx.commands.options import RequestOptions, blas_choice, kernel_poli
 from dflash_mlx.commands.stats_view import stats_line
 from dflash_mlx.commands.terminal import Terminal
 from dflash_mlx.errors import BadRequest
+from dflash_mlx.system.blas import choose_blas
 
 
 def generate(

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dflash_mlx.doctor.checkup import Finding
-    from dflash_mlx.engine import Files
-    from dflash_mlx.kernels import PairKernels
-    from dflash_mlx.loaded import LoadedPair
-    from dflash_mlx.metal.gate import Verdict
+    from dflash_mlx.engine.engine import Files
+    from dflash_mlx.engine.loaded import LoadedPair
+    from dflash_mlx.kernels.gate import Verdict
+    from dflash_mlx.kernels.pair_kernels import PairKernels
 
 
 def check_kernels(
@@ -35,10 +35,10 @@ def check_kernels(
 def _raced(files: "Files") -> "PairKernels | None":
     """Load the pair and race what was never raced; None where it has no kernels."""
     from dflash_mlx.commands.terminal import Terminal
-    from dflash_mlx.compute import compute_here
     from dflash_mlx.config import CacheConfig
-    from dflash_mlx.engine import LoadHooks, assemble
-    from dflash_mlx.kernels import put_kernels
+    from dflash_mlx.engine.engine import LoadHooks, assemble
+    from dflash_mlx.kernels.pair_kernels import put_kernels
+    from dflash_mlx.loading.compute import compute_here
 
     terminal = Terminal()
     hooks = LoadHooks(on_step=terminal.show)

@@ -13,11 +13,12 @@ def models(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """List the pairs that have a nickname, and what is on this machine; asks no network."""
-    from dflash_mlx.doctor.machine import this_machine
     from dflash_mlx.hub.inventory import by_need, cached_here, converted_here, pairs_here
-    from dflash_mlx.hub.pins import Pins, default_folder
+    from dflash_mlx.hub.pins import Pins
+    from dflash_mlx.system.machine import this_machine
+    from dflash_mlx.system.settings import settings_folder
 
-    pins = Pins(default_folder())
+    pins = Pins(settings_folder())
     pairs, folders = by_need(pairs_here(pins)), converted_here(pins)
     room = this_machine().usable_bytes
     known = {name for pair in pairs for name in (pair.target.reference, pair.draft.reference)}
@@ -62,7 +63,7 @@ _FITS = {
 
 def _fits(pair: "PairItem", room: int | None) -> str | None:
     """Return whether a pair fits into `room` bytes: "yes", "4bit", "no", None if unknown."""
-    from dflash_mlx.memory import WORKING_SHARE
+    from dflash_mlx.system.memory import WORKING_SHARE
 
     if room is None or pair.need_bytes is None:
         return None

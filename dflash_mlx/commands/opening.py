@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from dflash_mlx.blas import PACKAGE
 from dflash_mlx.commands.interrupt import leave, on_interrupt
 from dflash_mlx.commands.options import RequestOptions
 from dflash_mlx.commands.progress import Loading
 from dflash_mlx.commands.terminal import Terminal
+from dflash_mlx.system.blas import PACKAGE
 
 if TYPE_CHECKING:
     from dflash_mlx import Engine, GenerationConfig

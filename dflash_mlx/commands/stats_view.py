@@ -23,8 +23,8 @@ def stats_line(result: "Result") -> str:
     else:
         parts.append(f"{stats.tokens_per_round or 0:.2f} tok/round")
         parts.append(f"{stats.acceptance:.0%} accepted")
-    if stats.parked_at is not None:
-        parts.append(f"drafting stopped at token {stats.parked_at}")
+    if stats.disabled_at is not None:
+        parts.append(f"drafting stopped at token {stats.disabled_at}")
     if result.finish_reason != "stop":
         parts.append({"length": "length reached", "cancelled": "stopped"}[result.finish_reason])
     if result.seed is not None:

@@ -10,7 +10,7 @@ from dflash_mlx.commands.stats_view import stats_line, stats_lines
 from dflash_mlx.commands.terminal import Terminal
 from dflash_mlx.commands.transcript import save_transcript
 from dflash_mlx.errors import BadRequest, DFlashError
-from dflash_mlx.typed_path import typed_path
+from dflash_mlx.system.paths import typed_path
 
 if TYPE_CHECKING:
     from dflash_mlx import Engine, GenerationConfig, Result, Session
@@ -126,11 +126,12 @@ class Talk:
         Raises:
             UnknownModel: there cannot be such a pair; this one stays.
         """
-        from dflash_mlx.cards.pairing import choose
         from dflash_mlx.doctor.checkup import locate
-        from dflash_mlx.hub.pins import Pins, default_folder
+        from dflash_mlx.hub.pins import Pins
+        from dflash_mlx.pairs.pairing import choose
+        from dflash_mlx.system.settings import settings_folder
 
-        locate(choose(model, draft), Pins(default_folder()))
+        locate(choose(model, draft), Pins(settings_folder()))
         self.close()
         try:
             self._pair = self._open(model, draft)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dflash_mlx.blas import choose_blas
 from dflash_mlx.commands.interrupt import INTERRUPTED, leave, on_interrupt
 from dflash_mlx.commands.options import blas_choice
 from dflash_mlx.commands.progress import Loading
 from dflash_mlx.commands.terminal import Terminal
 from dflash_mlx.commands.training_view import Working, show_plan, show_result
 from dflash_mlx.errors import BadRequest
+from dflash_mlx.system.blas import choose_blas
 
 if TYPE_CHECKING:
     from dflash_mlx.train.job import Result
@@ -173,7 +173,7 @@ def _run(asked: "TrainConfig", resume: bool, force: bool, as_json: bool) -> None
 
 def _work(prepared: "Prepared", folder: "RunFolder", terminal: Terminal) -> "Result":
     """Plan what is not planned yet, and do it."""
-    from dflash_mlx.memory import wired
+    from dflash_mlx.system.memory import wired
     from dflash_mlx.train.job import Job
     from dflash_mlx.train.planning import first_plan
 
@@ -200,7 +200,7 @@ def _leaving(terminal: Terminal) -> Iterator[None]:
 def _prepare(config: "TrainConfig", terminal: Terminal) -> "Prepared":
     with Loading(terminal) as loading, _leaving(terminal):
         terminal.show("starting MLX")
-        from dflash_mlx.doctor.machine import this_machine
+        from dflash_mlx.system.machine import this_machine
         from dflash_mlx.train.preparing import prepare
 
         return prepare(config, this_machine(), loading.hooks)

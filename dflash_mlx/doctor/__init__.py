@@ -1,1 +1,11 @@
-"""What this machine is, what fits on it, and what would be done."""
+"""Checks this machine, this installation and whether a pair fits.
+
+It must not know the command line.
+"""
+
+__all__ = [
+    "checkup",
+    "combinations",
+    "fit",
+    "outlook",
+]

@@ -12,16 +12,16 @@ from typing import Literal
 
 from packaging.requirements import Requirement  # huggingface-hub brings it
 
-from dflash_mlx.blas import PACKAGE, blas_in_use
-from dflash_mlx.cards.pairing import Choice
 from dflash_mlx.doctor.fit import Need
-from dflash_mlx.doctor.machine import Machine, check_python, compiler_fault
 from dflash_mlx.errors import DFlashError
 from dflash_mlx.hub.download import free_bytes, spelled_bytes
-from dflash_mlx.hub.installer import install_command
 from dflash_mlx.hub.pins import Pins
 from dflash_mlx.hub.resolve import Resolved, find_here, refuse_what_is_no_hub_id
-from dflash_mlx.typed_path import is_there, typed_path
+from dflash_mlx.pairs.pairing import Choice
+from dflash_mlx.system.blas import PACKAGE, blas_in_use
+from dflash_mlx.system.installer import install_command
+from dflash_mlx.system.machine import Machine, check_python, compiler_fault
+from dflash_mlx.system.paths import is_there, typed_path
 
 _DISTRIBUTION = "dflash-mlx"
 

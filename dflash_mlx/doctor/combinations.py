@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 
-from dflash_mlx.compute import parameters
 from dflash_mlx.doctor.checkup import Finding
-from dflash_mlx.loaded import LoadedPair
-from dflash_mlx.models.draft import BoundDraft
+from dflash_mlx.engine.loaded import LoadedPair
+from dflash_mlx.loading.compute import parameters
+from dflash_mlx.models.draft.dflash import BoundDraft
 
 _EMULATED = ("Apple M1", "Apple M2")
 """Chips without bfloat16 arithmetic of their own."""

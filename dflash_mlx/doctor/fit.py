@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from dflash_mlx.compute import compute_here, weight_bytes
 from dflash_mlx.config import CacheConfig
-from dflash_mlx.decode import Pair
-from dflash_mlx.engine import Files, LoadHooks, assemble
-from dflash_mlx.loaded import LoadedPair
-from dflash_mlx.memory import WORKING_SHARE
-from dflash_mlx.models.decoder import DecoderTarget
-from dflash_mlx.models.draft import BoundDraft
-from dflash_mlx.prefill import read_chunk
+from dflash_mlx.decode.prefill import read_chunk
+from dflash_mlx.engine.engine import Files, LoadHooks, assemble
+from dflash_mlx.engine.loaded import LoadedPair
+from dflash_mlx.loading.compute import compute_here, weight_bytes
+from dflash_mlx.models.draft.dflash import BoundDraft
+from dflash_mlx.models.pair import Pair
+from dflash_mlx.models.targets.decoder import DecoderTarget
+from dflash_mlx.system.memory import WORKING_SHARE
 
 _SHORT = 8192
 """Rows at which caches are taken to grow evenly: most windows are shorter."""
@@ -56,11 +56,11 @@ def outline(files: Files, cache: CacheConfig | None = None) -> LoadedPair:
     return assemble(files, compute, cache or CacheConfig(), LoadHooks())
 
 
-def need(pair: Pair, n_rows: int, prefill_rows: int = CacheConfig().prefill_rows) -> Need:
+def need(pair: Pair, n_rows: int, prefill_step_size: int = CacheConfig().prefill_step_size) -> Need:
     """Return what `pair` takes with `n_rows` of context; it may be an outline or loaded."""
     cache = pair.make_cache()
-    for start in range(0, n_rows, prefill_rows):
-        read_chunk(pair, cache, mx.zeros((1, min(prefill_rows, n_rows - start)), mx.int32))
+    for start in range(0, n_rows, prefill_step_size):
+        read_chunk(pair, cache, mx.zeros((1, min(prefill_step_size, n_rows - start)), mx.int32))
     draft_cache = cache.context.nbytes if cache.context is not None else 0
     return Need(
         n_rows=n_rows,
@@ -80,8 +80,8 @@ def longest(pair: Pair, usable_bytes: int) -> int:
     short, long = need(pair, _SHORT), need(pair, 2 * _SHORT)
     row_bytes = (long.held_bytes - short.held_bytes) / _SHORT
     room = usable_bytes / (1 + WORKING_SHARE) - short.held_bytes
-    rows = _SHORT + int(room // row_bytes) if row_bytes else pair.target.shape.max_rows
-    return max(0, min(rows, pair.target.shape.max_rows))
+    rows = _SHORT + int(room // row_bytes) if row_bytes else pair.target.shape.context_length
+    return max(0, min(rows, pair.target.shape.context_length))
 
 
 def _weights(model: object) -> int:

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from typing import Any
 
-from dflash_mlx.cost_store import CostStore
+from dflash_mlx.controller.acceptance import expected_tokens
+from dflash_mlx.controller.adaptive import AdaptiveBlock
+from dflash_mlx.controller.cost_store import CostStore
+from dflash_mlx.controller.tuning import Tuning
 from dflash_mlx.doctor.checkup import Finding
-from dflash_mlx.learning import default_store, place_of
-from dflash_mlx.loaded import LoadedPair
-from dflash_mlx.width.acceptance import expected_tokens
-from dflash_mlx.width.adaptive import AdaptiveBlock
-from dflash_mlx.width.tuning import Tuning
+from dflash_mlx.engine.learning import default_store, place_of
+from dflash_mlx.engine.loaded import LoadedPair
 
 _BARS = "▁▂▃▄▅▆▇█"
 

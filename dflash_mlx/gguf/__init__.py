@@ -1,1 +1,10 @@
-"""GGUF files: header, weights, rotation and tokenizer."""
+"""Reads GGUF files: header, weights, rotary scaling and tokenizer.
+
+It must not know models in memory.
+"""
+
+__all__ = [
+    "header",
+    "read",
+    "tokenizer",
+]

@@ -82,7 +82,7 @@ def describe(
     config = read_config(header, path)
     tokenizer = read_tokenizer(header.metadata, path)
     places = checked_places(header, config, path)
-    config["eos_token_id"] = list(tokenizer.end_ids)
+    config["eos_token_id"] = list(tokenizer.eos_token_ids)
     if tokenizer.bos_id is not None:
         config["bos_token_id"] = tokenizer.bos_id
     if quantization := quantization_of(header.tensors, places):

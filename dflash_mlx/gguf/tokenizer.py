@@ -31,14 +31,14 @@ _PRE_TOKENIZERS = ("smollm", "qwen2", "llama-bpe")
 class GGUFTokenizer:
     """The vocabulary of a file: `tokens[i]` and `types[i]` belong to id i, `merges` by rank.
 
-    `end_ids` are the tokens that end an answer, the tokenizer's own end token first.
+    `eos_token_ids` are the tokens that end an answer, the tokenizer's own end token first.
     """
 
     tokens: tuple[str, ...]
     types: tuple[int, ...]
     merges: tuple[tuple[str, str], ...]
     pre: str
-    end_ids: tuple[int, ...]
+    eos_token_ids: tuple[int, ...]
     bos_id: int | None = None
     pad_id: int | None = None
     unknown_id: int | None = None
@@ -86,7 +86,7 @@ def read_tokenizer(metadata: dict[str, Any], path: Path) -> GGUFTokenizer:
         types=types,
         merges=merges,
         pre=pre,
-        end_ids=tuple(dict.fromkeys(end for end in ends if end is not None)),
+        eos_token_ids=tuple(dict.fromkeys(end for end in ends if end is not None)),
         bos_id=token_id("bos"),
         pad_id=token_id("padding"),
         unknown_id=token_id("unknown"),
@@ -109,13 +109,13 @@ def build_tokenizer(vocabulary: GGUFTokenizer) -> "TokenizerWrapper":
     fast = make(
         tokenizer_object=byte_level_bpe(vocabulary),
         bos_token=token(vocabulary.bos_id),
-        eos_token=token(vocabulary.end_ids[0]),
+        eos_token=token(vocabulary.eos_token_ids[0]),
         pad_token=token(vocabulary.pad_id),
         unk_token=token(vocabulary.unknown_id),
         chat_template=vocabulary.chat_template,
         clean_up_tokenization_spaces=False,
     )
-    return TokenizerWrapper(fast, BPEStreamingDetokenizer, eos_token_ids=vocabulary.end_ids)
+    return TokenizerWrapper(fast, BPEStreamingDetokenizer, eos_token_ids=vocabulary.eos_token_ids)
 
 
 def byte_level_bpe(vocabulary: GGUFTokenizer) -> "Tokenizer":

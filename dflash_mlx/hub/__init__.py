@@ -1,1 +1,13 @@
-"""From a name to a local folder: what is on this machine, and what the hub has."""
+"""Turns names into local folders and downloads what is missing.
+
+It must not know models in memory.
+"""
+
+__all__ = [
+    "data_file",
+    "data_sets",
+    "download",
+    "inventory",
+    "pins",
+    "resolve",
+]

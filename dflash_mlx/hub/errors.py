@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from dflash_mlx.cards import registry
 from dflash_mlx.errors import DFlashError, DownloadFailed, UnknownModel
+from dflash_mlx.pairs import registry
 
 
 @contextmanager

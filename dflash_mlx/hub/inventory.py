@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dflash_mlx.cards import registry
-from dflash_mlx.cards.converted import converted
 from dflash_mlx.config import PairCard
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
 from dflash_mlx.hub.model_folder import check_folder, is_complete
 from dflash_mlx.hub.pins import Pins
 from dflash_mlx.hub.resolve import Resolved, find_here
-from dflash_mlx.models.draft_file import is_draft_config
+from dflash_mlx.models.draft.config_file import is_draft_config
+from dflash_mlx.pairs import registry
+from dflash_mlx.pairs.converted import converted
 
 Kind = Literal["target", "draft"]
 
@@ -119,6 +119,6 @@ def _kind(folder: Path) -> Kind | None:
         return None
     if is_draft_config(seen[0]):
         return "draft"
-    from dflash_mlx.models.families import is_supported
+    from dflash_mlx.models.targets.families import is_supported
 
     return "target" if is_supported(seen[0]) else None

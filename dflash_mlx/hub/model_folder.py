@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
-from dflash_mlx.json_file import read_json
-from dflash_mlx.models.draft_file import is_draft_config
-from dflash_mlx.typed_path import is_there
+from dflash_mlx.models.draft.config_file import is_draft_config
+from dflash_mlx.system.json_file import read_json
+from dflash_mlx.system.paths import is_there
 
 CheckConfig = Callable[[dict[str, Any]], object]
 """Sees a `config.json` and may refuse it, before any weight is fetched or read."""

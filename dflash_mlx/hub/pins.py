@@ -6,14 +6,12 @@ user removes the line. One small JSON file, `{"org/name": "commit"}`, replaced a
 """
 
 import json
-import os
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_mlx.errors import BadRequest
-from dflash_mlx.json_file import write_json
+from dflash_mlx.system.json_file import write_json
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -65,11 +63,3 @@ class Pins:
 
     def _unreadable(self, why: str) -> BadRequest:
         return BadRequest(f"{self.file} cannot be read ({why}); correct or delete it")
-
-
-def default_folder() -> Path:
-    """The folder for this user's settings, where the operating system wants it."""
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support" / "dflash-mlx"
-    base = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(base) if base else Path.home() / ".config") / "dflash-mlx"

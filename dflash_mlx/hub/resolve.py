@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dflash_mlx.cards import registry
 from dflash_mlx.errors import BadCheckpoint, DownloadFailed, UnknownModel, UnsupportedModel
 from dflash_mlx.hub.download import Commit, Fetch, Progress, RemoteFile, free_bytes, spelled_bytes
 from dflash_mlx.hub.errors import explained
-from dflash_mlx.hub.installer import install_command
 from dflash_mlx.hub.model_folder import CheckConfig, check_folder, is_complete
 from dflash_mlx.hub.pins import Pins
-from dflash_mlx.typed_path import is_there, typed_path
+from dflash_mlx.pairs import registry
+from dflash_mlx.system.installer import install_command
+from dflash_mlx.system.paths import is_there, typed_path
 
 Step = Callable[[str], None]
 

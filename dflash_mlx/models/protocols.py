@@ -18,7 +18,12 @@ FindBest = Callable[[mx.array], BestTokens | None]
 """`(hidden [1, n, D]) -> the best token of every row`, None where only logits will tell."""
 
 
-class Walked(NamedTuple):
+def no_fused_argmax(hidden: mx.array) -> BestTokens | None:
+    """Leave it to the logits."""
+    return None
+
+
+class TargetOutput(NamedTuple):
     """One forward pass through the target's layers."""
 
     hidden: mx.array
@@ -35,7 +40,7 @@ class TargetShape:
     hidden_size: int
     n_layers: int
     vocab_size: int
-    max_rows: int
+    context_length: int
     row_bytes: int
     """Bytes that one committed token adds to the target's caches."""
     step_bytes: int
@@ -55,7 +60,9 @@ class Target(Protocol):
     def embed(self, tokens: mx.array) -> mx.array:
         """Return the embeddings [1, n, D] of `tokens` [1, n], scaled as the target scales them."""
 
-    def walk(self, tokens: mx.array, caches: Sequence[LayerCache], taps: Sequence[int]) -> Walked:
+    def forward(
+        self, tokens: mx.array, caches: Sequence[LayerCache], target_layer_ids: Sequence[int]
+    ) -> TargetOutput:
         """Run `tokens` [1, n] through all layers, appending their rows to `caches`."""
 
     def head(self, hidden: mx.array) -> mx.array:
@@ -105,7 +112,7 @@ class Draft(Protocol):
     """A draft bound to its target."""
 
     @property
-    def taps(self) -> tuple[int, ...]:
+    def target_layer_ids(self) -> tuple[int, ...]:
         """Target layers whose outputs `extend` takes."""
 
     @property
@@ -122,7 +129,7 @@ class Draft(Protocol):
     def extend(self, features: mx.array, position: int, context: ContextCache) -> None:
         """Add context rows for `features` [1, n, F], the first at absolute `position`."""
 
-    def drawing(self, temperature: float, seed: int) -> "Draft":
+    def with_sampling(self, temperature: float, seed: int) -> "Draft":
         """Return the draft as it proposes to a request that samples at `temperature`.
 
         One that then draws its tokens puts `candidates` into its blocks.

@@ -1,1 +1,11 @@
-"""The width controller driven through recorded costs and invented texts, without a model."""
+"""Runs the block-size controller on recorded and synthetic traces, without a model.
+
+It must not know models or the command line.
+"""
+
+__all__ = [
+    "generate",
+    "report",
+    "run",
+    "scenario",
+]

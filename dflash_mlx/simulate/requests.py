@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from dflash_mlx.rounds import Round
-from dflash_mlx.width.tuning import Tuning
+from dflash_mlx.controller.tuning import Tuning
+from dflash_mlx.decode.round import Round
 
 
 class Requests:
@@ -16,9 +16,9 @@ class Requests:
         self._n_tokens = 0
 
     @property
-    def parked(self) -> str | None:
+    def disabled_reason(self) -> str | None:
         """Why drafting has stopped, or None while it goes on."""
-        return self._policy.parked
+        return self._policy.disabled_reason
 
     @property
     def broken(self) -> bool:
@@ -29,9 +29,9 @@ class Requests:
         """Return the rows of the next round behind `context` rows."""
         return self._policy.rows(context)
 
-    def steady(self) -> bool:
+    def next_step_is_plain(self) -> bool:
         """Whether a plain step now will be followed by another."""
-        return self._policy.steady()
+        return self._policy.next_step_is_plain()
 
     def timed(self) -> bool:
         """Whether the next round should time its draft apart."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dflash_mlx.rounds import Round
+from dflash_mlx.controller.costs import CostCurve
+from dflash_mlx.controller.tuning import Tuning
+from dflash_mlx.decode.policy import BlockPolicy
+from dflash_mlx.decode.round import Round
 from dflash_mlx.simulate.requests import Requests
 from dflash_mlx.simulate.scenario import Scenario
 from dflash_mlx.simulate.trace import Floats, Ints, Trace, make_trace
-from dflash_mlx.width.costs import CostCurve
-from dflash_mlx.width.policy import BlockPolicy
-from dflash_mlx.width.tuning import Tuning
 
 SPAN = 512
 """Tokens of the stretches that must not be slower than plain decoding."""
@@ -114,7 +114,7 @@ def _decode(
     while at < trace.n_tokens:
         launched_early = ahead
         rows = 1 if ahead else min(policy.rows(scenario.context + at), trace.n_tokens - at)
-        ahead = rows == 1 and policy.steady()
+        ahead = rows == 1 and policy.next_step_is_plain()
         accepted = min(right[at], rows - 1)
         took = machine.seconds(rows, at)
         if rows == 1 and not launched_early and not ahead:
@@ -130,7 +130,7 @@ def _decode(
                 context=scenario.context + at,
                 confidence=tuple(confidence[at:end]),
                 launched_early=launched_early,
-                ran_on=ahead,
+                pipelined_next=ahead,
             )
         )
         at = end

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
+from dflash_mlx.controller.costs import CostCurve
 from dflash_mlx.errors import BadRequest
 from dflash_mlx.simulate.recording import Recording, recordings
 from dflash_mlx.simulate.tables import read_tables
-from dflash_mlx.width.costs import CostCurve
 
 T = TypeVar("T")
 

@@ -1,1 +1,16 @@
-"""Train a draft for any target, with the target as its own teacher."""
+"""Trains a draft model for a target model, with the target as its teacher.
+
+It must not know the command line.
+"""
+
+__all__ = [
+    "job",
+    "options",
+    "outcome",
+    "plan",
+    "planning",
+    "preparing",
+    "reports",
+    "run_folder",
+    "shape",
+]

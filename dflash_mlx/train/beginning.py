@@ -14,9 +14,9 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
 from dflash_mlx.errors import BadRequest
-from dflash_mlx.models.draft import BoundDraft, DraftModel
-from dflash_mlx.models.draft_config import DraftConfig
-from dflash_mlx.models.drafts import draft_model
+from dflash_mlx.models.draft.build import draft_model
+from dflash_mlx.models.draft.config import DraftConfig
+from dflash_mlx.models.draft.dflash import BoundDraft, DraftModel
 from dflash_mlx.models.protocols import Target
 from dflash_mlx.train.head import head_rows
 

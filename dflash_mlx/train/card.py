@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dflash_mlx.models.draft_config import DraftConfig
+from dflash_mlx.models.draft.config import DraftConfig
 
 
 def card(

@@ -9,8 +9,8 @@ from html import escape
 from statistics import fmean
 from typing import Any
 
-from dflash_mlx.bench.plots import Series, bars, lines
-from dflash_mlx.bench.sheet import sheet
+from dflash_mlx.charts.page import sheet
+from dflash_mlx.charts.svg import Series, bars, lines
 
 _POINTS = 200
 _STEPS, _TOKENS = ("step", "steps"), ("tokens", "tokens learned from")

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from dflash_mlx.errors import BadRequest
+from dflash_mlx.system.paths import bare_name
 from dflash_mlx.train.opening import Opened
 from dflash_mlx.train.options import SELF, TrainConfig
 from dflash_mlx.train.questions import Question
@@ -10,7 +11,6 @@ from dflash_mlx.train.samples import Limits, Samples, Sieve
 from dflash_mlx.train.selfwritten import Writer, Writing
 from dflash_mlx.train.sources import read
 from dflash_mlx.train.writing import Pace
-from dflash_mlx.typed_path import bare_name
 
 _TURN_TOKENS, _ANSWER_TOKENS = 96, 512
 """Tokens of a question that the target asks, and of any answer, at most."""

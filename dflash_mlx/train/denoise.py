@@ -16,8 +16,8 @@ import mlx.core as mx
 import numpy as np
 from mlx.nn.utils import checkpoint
 
-from dflash_mlx.models.draft import DraftAttention, DraftLayer, DraftModel
-from dflash_mlx.models.rotation import Rotation
+from dflash_mlx.models.draft.dflash import DraftAttention, DraftLayer, DraftModel
+from dflash_mlx.models.draft.rope import Rotation
 
 Denoising = Callable[[mx.array, mx.array], mx.array]
 

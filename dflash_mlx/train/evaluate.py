@@ -14,15 +14,16 @@ from importlib import resources
 
 import numpy as np
 
-from dflash_mlx.accept import AcceptRule, match_rule
 from dflash_mlx.config import SamplingConfig
-from dflash_mlx.decode import Cut, Pair, Plan, decode
-from dflash_mlx.prefill import prefill
-from dflash_mlx.stats import Meter, shares
-from dflash_mlx.tokenizer import Tokenizer
+from dflash_mlx.decode.accept import AcceptRule, match_rule
+from dflash_mlx.decode.loop import DecodeConfig, StopDecision, decode
+from dflash_mlx.decode.policy import FixedBlock
+from dflash_mlx.decode.prefill import prefill
+from dflash_mlx.engine.stats import Meter, shares
+from dflash_mlx.loading.tokenizer import Tokenizer
+from dflash_mlx.models.pair import Pair
 from dflash_mlx.train.anchors import Blocks, draw_blocks
 from dflash_mlx.train.samples import Sample
-from dflash_mlx.width.policy import FixedBlock
 
 _PREFILL_ROWS = 2048
 
@@ -91,7 +92,10 @@ def sequentially(
             return None
         meter = meters.setdefault(prompt.kind, Meter())
         _decode(
-            pair, prompt.ids, Plan(FixedBlock(block), _greedy(), _ending(ends), n_tokens), meter
+            pair,
+            prompt.ids,
+            DecodeConfig(FixedBlock(block), _greedy(), _ending(ends), n_tokens),
+            meter,
         )
     tried: Counter[int] = sum((meter.tried for meter in meters.values()), Counter())
     hits: Counter[int] = sum((meter.hits for meter in meters.values()), Counter())
@@ -109,7 +113,7 @@ def sequentially(
     )
 
 
-def _decode(pair: Pair, prompt: Sequence[int], plan: Plan, meter: Meter) -> None:
+def _decode(pair: Pair, prompt: Sequence[int], plan: DecodeConfig, meter: Meter) -> None:
     cache = pair.make_cache()
     state = prefill(pair, cache, prompt, _PREFILL_ROWS, lambda done, total: True)
     assert state is not None
@@ -121,14 +125,14 @@ def _greedy() -> AcceptRule:
     return match_rule(SamplingConfig(), 0)
 
 
-def _ending(ends: frozenset[int]) -> Callable[[Sequence[int]], Cut]:
+def _ending(ends: frozenset[int]) -> Callable[[Sequence[int]], StopDecision]:
     """Return what ends an answer behind the first end token."""
 
-    def cut(tokens: Sequence[int]) -> Cut:
+    def cut(tokens: Sequence[int]) -> StopDecision:
         for count, token in enumerate(tokens, 1):
             if token in ends:
-                return Cut(count, True)
-        return Cut(len(tokens), False)
+                return StopDecision(count, True)
+        return StopDecision(len(tokens), False)
 
     return cut
 

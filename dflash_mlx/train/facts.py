@@ -8,12 +8,12 @@ from typing import Any
 import mlx.core as mx
 
 from dflash_mlx import __version__
-from dflash_mlx.doctor.machine import Machine
+from dflash_mlx.system.machine import Machine
+from dflash_mlx.system.paths import bare_name
 from dflash_mlx.train.preparing import Prepared
 from dflash_mlx.train.recipe import Recipe
 from dflash_mlx.train.samples import Samples, counted
 from dflash_mlx.train.shards import Shards
-from dflash_mlx.typed_path import bare_name
 
 
 def facts_of(

@@ -51,11 +51,11 @@ class FeatureStore:
         identity: str,
     ) -> None:
         self.target = target
-        self.taps = tuple(taps)
+        self.target_layer_ids = tuple(taps)
         self.n_teacher = n_teacher
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self._made_for = f"{identity} {self.taps} {n_teacher}"
+        self._made_for = f"{identity} {self.target_layer_ids} {n_teacher}"
         self._left = max_bytes - sum(file.stat().st_size for file in folder.iterdir())
 
     def __call__(self, sample: Sample) -> Features:
@@ -79,7 +79,9 @@ class FeatureStore:
         caches, first = self.target.make_caches(), sample.first
         taps, teacher, shares = [], [], []
         for start in range(0, tokens.shape[1], _ROWS):
-            walked = self.target.walk(tokens[:, start : start + _ROWS], caches, self.taps)
+            walked = self.target.forward(
+                tokens[:, start : start + _ROWS], caches, self.target_layer_ids
+            )
             for cache in caches:
                 cache.commit(walked.hidden.shape[1])
             taps.append(walked.features.astype(mx.bfloat16))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import mlx.core as mx
 import numpy as np
 
-from dflash_mlx.models.draft import BoundDraft
+from dflash_mlx.models.draft.dflash import BoundDraft
 from dflash_mlx.models.protocols import Target
 
 _ROWS = 256

@@ -146,7 +146,7 @@ class Job:
         opened = self.prepared.opened
         return FeatureStore(
             opened.loaded.target,
-            self.prepared.beginning.draft.taps,
+            self.prepared.beginning.draft.target_layer_ids,
             recipe.teacher_ids,
             self.folder.features,
             int(self.folder.facts()["cache_bytes"]),

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from dflash_mlx.errors import BadRequest
-from dflash_mlx.tokenizer import Message, Tokenizer
+from dflash_mlx.loading.tokenizer import Message, Tokenizer
 
 _MASK, _SPARE = ("mask",), ("reserved", "unused", "extra", "placeholder", "dummy")
 _IN_TEXTS = ("endoftext", "end_of_text", "eos", "bos", "unk", "<s>", "</s>")
@@ -21,7 +21,7 @@ def mask_token(tokenizer: Tokenizer, vocab_size: int) -> int:
     Raises:
         BadRequest: the tokenizer has no such token.
     """
-    taken = {*tokenizer.end_ids, *chain.from_iterable(_conversations(tokenizer))}
+    taken = {*tokenizer.eos_token_ids, *chain.from_iterable(_conversations(tokenizer))}
     pad = tokenizer.pad_id
     free = {
         index: text.lower()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dflash_mlx.decode import Pair
+from dflash_mlx.models.pair import Pair
 from dflash_mlx.train.evaluate import by_anchors, sequentially
 from dflash_mlx.train.features import FeatureStore
 from dflash_mlx.train.planning import MEASURED_TOKENS
@@ -40,7 +40,7 @@ class Measuring:
         found = sequentially(
             Pair(opened.loaded.target, draft),
             self.prepared.prompts_of(self.per_kind),
-            opened.loaded.tokenizer.end_ids,
+            opened.loaded.tokenizer.eos_token_ids,
             MEASURED_TOKENS,
             draft.block_size,
             keep_on,

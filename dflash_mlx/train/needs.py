@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from dflash_mlx.errors import OutOfMemoryBudget
-from dflash_mlx.models.draft_config import DraftConfig
+from dflash_mlx.models.draft.config import DraftConfig
 from dflash_mlx.train.recipe import Recipe
 
 _LEAST_ANCHORS = 8

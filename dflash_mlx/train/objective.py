@@ -7,8 +7,8 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_map
 
-from dflash_mlx.models.draft import BoundDraft
-from dflash_mlx.models.draft2 import SelectingModel
+from dflash_mlx.models.draft.dflash import BoundDraft
+from dflash_mlx.models.draft.dflash2 import SelectingModel
 from dflash_mlx.train.anchors import Blocks
 from dflash_mlx.train.checkpoint import Tree
 from dflash_mlx.train.denoise import denoise

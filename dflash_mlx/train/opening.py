@@ -9,17 +9,17 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.utils import get_total_parameters
 
-from dflash_mlx.cards.pairing import choose
-from dflash_mlx.compute import Compute, compute_here, weight_bytes
-from dflash_mlx.doctor.machine import Machine
-from dflash_mlx.engine import Files, LoadHooks, bring
+from dflash_mlx.engine.engine import Files, LoadHooks, bring
 from dflash_mlx.errors import BadRequest, OutOfMemoryBudget
 from dflash_mlx.hub.resolve import Resolved
-from dflash_mlx.json_file import read_json
-from dflash_mlx.loading import LoadedTarget, load_draft, load_target
-from dflash_mlx.models.draft import BoundDraft
-from dflash_mlx.models.draft_file import read_draft_config
-from dflash_mlx.models.drafts import bind
+from dflash_mlx.loading.compute import Compute, compute_here, weight_bytes
+from dflash_mlx.loading.load import LoadedTarget, load_draft, load_target
+from dflash_mlx.models.draft.build import bind
+from dflash_mlx.models.draft.config_file import read_draft_config
+from dflash_mlx.models.draft.dflash import BoundDraft
+from dflash_mlx.pairs.pairing import choose
+from dflash_mlx.system.json_file import read_json
+from dflash_mlx.system.machine import Machine
 from dflash_mlx.train.beginning import cut_vocabulary, new_draft, settle_logits
 from dflash_mlx.train.mask_token import mask_token
 from dflash_mlx.train.options import TrainConfig

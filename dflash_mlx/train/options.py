@@ -7,9 +7,9 @@ from typing import Any, get_args
 
 from dflash_mlx.config import SamplingConfig
 from dflash_mlx.errors import BadRequest
+from dflash_mlx.system.paths import from_root, is_there, typed_path
 from dflash_mlx.train.recipe import Weighting
 from dflash_mlx.train.shape import Wishes
-from dflash_mlx.typed_path import from_root, is_there, typed_path
 
 SELF = "self"
 _SOURCES = ("target", "init", "data")

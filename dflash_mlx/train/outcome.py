@@ -9,9 +9,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from dflash_mlx.cards.manifest import Manifest, Origin, draft_facts
 from dflash_mlx.errors import BadRequest
-from dflash_mlx.models.draft_file import read_draft_config
+from dflash_mlx.models.draft.config_file import read_draft_config
+from dflash_mlx.pairs.manifest import Manifest, Origin, draft_facts
 from dflash_mlx.train.card import card
 from dflash_mlx.train.checkpoint import replace_file
 from dflash_mlx.train.curves import curves

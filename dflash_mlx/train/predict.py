@@ -3,7 +3,7 @@
 import mlx.core as mx
 import numpy as np
 
-from dflash_mlx.models.draft import BoundDraft
+from dflash_mlx.models.draft.dflash import BoundDraft
 from dflash_mlx.train.anchors import Blocks
 from dflash_mlx.train.evaluate import Predict
 from dflash_mlx.train.features import FeatureStore

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from dflash_mlx.doctor.machine import Machine
-from dflash_mlx.engine import LoadHooks
+from dflash_mlx.engine.engine import LoadHooks
+from dflash_mlx.system.machine import Machine
 from dflash_mlx.train.data import Data, find_data, make_writer
 from dflash_mlx.train.evaluate import Prompt, held_out_prompts
 from dflash_mlx.train.opening import Beginning, Opened, begin_draft, open_target
@@ -50,7 +50,7 @@ def prepare(config: TrainConfig, machine: Machine, hooks: LoadHooks) -> Prepared
     beginning = begin_draft(config, opened)
     shape = opened.loaded.target.shape
     mask = beginning.draft.model.config.mask_token_id
-    limits = Limits(shape.vocab_size, min(config.max_rows, shape.max_rows), mask)
+    limits = Limits(shape.vocab_size, min(config.max_rows, shape.context_length), mask)
     hooks.on_step(f"reading {config.data}" if config.data != "self" else "preparing the draft")
     data = find_data(config, limits)
     prompts = held_out_prompts(opened.loaded.tokenizer, opened.thinking)

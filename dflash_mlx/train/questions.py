@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_mlx.tokenizer import Message
+from dflash_mlx.loading.tokenizer import Message
 
 PROMPT_FIELDS = ("prompt", "question", "instruction", "problem", "text")
 _TALKS = ("messages", "conversations", "prompt")

@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from dflash_mlx.config import SamplingConfig
 from dflash_mlx.errors import BadRequest
-from dflash_mlx.loading import LoadedTarget
+from dflash_mlx.loading.load import LoadedTarget
 from dflash_mlx.train.questions import Question
 from dflash_mlx.train.samples import Limits, Sample, Samples, Sieve, digest
 from dflash_mlx.train.shards import Shard, Shards
@@ -90,7 +90,7 @@ class Writer:
         return write(
             self.loaded.target.model,
             prompts,
-            tokenizer.end_ids,
+            tokenizer.eos_token_ids,
             self.writing.pace,
             self.writing.answers,
             key,
@@ -133,7 +133,7 @@ class Writer:
         """Return user turns as the target draws them behind its template's opening."""
         assert self._frame is not None
         pace = Pace(self.writing.pace.batch, self.writing.turn_tokens)
-        ends = self.loaded.tokenizer.end_ids | {self._frame.end}
+        ends = self.loaded.tokenizer.eos_token_ids | {self._frame.end}
         prompts = [self._frame.before] * self.writing.per_shard
         model = self.loaded.target.model
         return write(model, prompts, ends, pace, TURNS, self._key(index, 0), keep_on)
@@ -143,7 +143,7 @@ class Writer:
     ) -> Iterator[Question]:
         """Yield finished turns as the text that a user would have typed."""
         assert self._frame is not None
-        ends = self.loaded.tokenizer.end_ids | {self._frame.end}
+        ends = self.loaded.tokenizer.eos_token_ids | {self._frame.end}
         for turn in turns:
             text = self.loaded.tokenizer.decode(turn[:-1]).strip()
             if not turn or turn[-1] not in ends:

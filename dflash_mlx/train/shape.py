@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflash_mlx.errors import BadRequest
-from dflash_mlx.models.draft_config import DraftConfig
-from dflash_mlx.models.draft_file import read_draft_config
+from dflash_mlx.models.draft.config import DraftConfig
+from dflash_mlx.models.draft.config_file import read_draft_config
 from dflash_mlx.models.protocols import TargetShape
 
 _LAYERS = 5
@@ -123,7 +123,7 @@ def _config(
         "rms_norm_eps": float(inner.get("rms_norm_eps") or 1e-6),
         "rope_theta": _rope_theta(inner),
         "rope_scaling": None,
-        "max_position_embeddings": shape.max_rows,
+        "max_position_embeddings": shape.context_length,
         "attention_bias": False,
         "hidden_act": "silu",
         "tie_word_embeddings": False,

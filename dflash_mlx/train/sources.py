@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from dflash_mlx.data_file import ENDINGS, read_rows
 from dflash_mlx.errors import BadRequest, DFlashError
+from dflash_mlx.hub.data_file import ENDINGS, read_rows
 from dflash_mlx.hub.data_sets import bring, file_names
 from dflash_mlx.hub.resolve import refuse_what_is_no_hub_id
+from dflash_mlx.system.paths import is_there, typed_path
 from dflash_mlx.train.questions import PROMPT_FIELDS, Question, question
 from dflash_mlx.train.samples import Sample
-from dflash_mlx.typed_path import is_there, typed_path
 
 _SHOWN = 6
 

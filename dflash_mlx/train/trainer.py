@@ -16,7 +16,7 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_map
 
 from dflash_mlx.errors import DFlashError
-from dflash_mlx.models.draft import BoundDraft
+from dflash_mlx.models.draft.dflash import BoundDraft
 from dflash_mlx.train.anchors import draw_blocks
 from dflash_mlx.train.checkpoint import (
     Checkpoint,

@@ -13,7 +13,7 @@ from statistics import fmean, median
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
-from dflash_mlx.decode import Pair
+from dflash_mlx.models.pair import Pair
 from dflash_mlx.train.evaluate import Prompt, sequentially
 from dflash_mlx.train.features import FeatureStore
 from dflash_mlx.train.opening import Beginning, Opened
@@ -79,7 +79,7 @@ class Trial:
         """Return a store of features for this run's draft and target."""
         return FeatureStore(
             self.opened.loaded.target,
-            self.beginning.draft.taps,
+            self.beginning.draft.target_layer_ids,
             self.recipe.teacher_ids,
             folder,
             max_bytes,
@@ -90,7 +90,7 @@ class Trial:
         """Measure with one prompt, as the run will with many."""
         loaded, draft = self.opened.loaded, self.beginning.draft
         pair = Pair(loaded.target, draft)
-        ends = loaded.tokenizer.end_ids
+        ends = loaded.tokenizer.eos_token_ids
         sequentially(pair, [self.prompt], ends, self.n_tokens, draft.block_size)
 
 

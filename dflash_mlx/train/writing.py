@@ -13,9 +13,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from dflash_mlx.config import SamplingConfig
+from dflash_mlx.decode.sampling import filtered, log_probs
 from dflash_mlx.errors import BadRequest, UnsupportedModel
-from dflash_mlx.sampling import filtered, log_probs
-from dflash_mlx.tokenizer import Tokenizer
+from dflash_mlx.loading.tokenizer import Tokenizer
 
 TURNS = SamplingConfig(temperature=1.0, top_k=40)
 """How user turns are drawn: as the target would, its improbable tail left out."""

@@ -16,12 +16,12 @@ from dflash_mlx.bench.report import lines
 from dflash_mlx.bench.run import STOPPED, BenchConfig, Measured, Sample, run
 from dflash_mlx.bench.suites import KINDS, Prompt, bundled, data_set, long_document
 from dflash_mlx.bench.summary import spread, summarise, verdict
-from dflash_mlx.decode import Pair
-from dflash_mlx.engine import Engine
+from dflash_mlx.controller.costs import CostCurve
+from dflash_mlx.controller.tuning import Tuning
+from dflash_mlx.engine.engine import Engine
+from dflash_mlx.engine.worker import Worker
 from dflash_mlx.errors import BadRequest
-from dflash_mlx.width.costs import CostCurve
-from dflash_mlx.width.tuning import Tuning
-from dflash_mlx.worker import Worker
+from dflash_mlx.models.pair import Pair
 from tests.commands.results import STATS
 from tests.tiny import loaded_pair, random_draft
 
@@ -62,7 +62,7 @@ def test_both_arms_read_the_same_prompt_and_write_the_same_text(engine):
 
 def test_both_arms_end_where_the_context_is_full(engine):
     """A text that goes on beyond the context is no other text."""
-    room = engine.loaded.max_rows
+    room = engine.loaded.context_length
     long = long_document(2)
     ids = prompt_ids(engine, long)
     plain = PlainArm().answer(engine, long, room)
@@ -269,7 +269,7 @@ def test_what_cannot_be_compared_is_refused(engine, target):
     with pytest.raises(BadRequest, match="no prompts"):
         run(engine, [], BenchConfig(), quiet)
     with pytest.raises(BadRequest, match="the context holds"):
-        run(engine, [], BenchConfig(contexts=(engine.loaded.max_rows + 500,)), quiet)
+        run(engine, [], BenchConfig(contexts=(engine.loaded.context_length + 500,)), quiet)
     with pytest.raises(BadRequest, match="1 to 8"):
         run(engine, PROMPTS, BenchConfig(blocks=(9,)), quiet)
     alone = Engine(loaded_pair(Pair(target)), engine.worker)

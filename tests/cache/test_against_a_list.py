@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_mlx.cache import (
+    CacheList,
     ConvolutionCache,
-    FullCache,
-    JoinedCache,
+    KVCache,
     LatentCache,
     PairCache,
     RecurrentCache,
-    WindowCache,
+    RotatingKVCache,
 )
 
 WINDOW, KERNEL = 5, 4
@@ -32,15 +32,15 @@ STEPS = st.lists(
         ROUND,
         ROUND,
         st.tuples(st.just("rollback"), st.integers(1, 9)),
-        st.tuples(st.just("truncate"), st.integers(0, 60)),
+        st.tuples(st.just("trim_to"), st.integers(0, 60)),
     ),
     max_size=30,
 )
 
 
 def make_layers():
-    joined = JoinedCache(LatentCache(), WindowCache(3))
-    return [FullCache(), WindowCache(WINDOW), ConvolutionCache(KERNEL), RecurrentCache(3), joined]
+    joined = CacheList(LatentCache(), RotatingKVCache(3))
+    return [KVCache(), RotatingKVCache(WINDOW), ConvolutionCache(KERNEL), RecurrentCache(3), joined]
 
 
 def fold(numbers):
@@ -113,8 +113,8 @@ def test_what_layers_see_is_what_was_committed(steps):
     with patch("dflash_mlx.cache.window._ROOM", 3):
         cache, committed, number = PairCache(make_layers()), [], 0
         for step in steps:
-            if step[0] == "truncate":
-                left = cache.truncate(step[1])
+            if step[0] == "trim_to":
+                left = cache.trim_to(step[1])
                 assert left <= min(step[1], len(committed))
                 assert step[1] < len(committed) or left == len(committed)
                 committed = committed[:left]
@@ -128,7 +128,7 @@ def test_what_layers_see_is_what_was_committed(steps):
                 else:
                     kept, mark = min(step[2], len(new)), step[3]
                     if mark is not None and mark <= kept:
-                        cache.remember(mark)
+                        cache.snapshot(mark)
                     cache.commit(kept)
                     committed = [*committed, *new[:kept]]
             assert cache.length == len(committed)
@@ -142,7 +142,7 @@ def filled(layers, numbers, remember=None):
         cache.append(len(new))
         walk(cache.layers, committed, new)
         if remember is not None and at < remember <= at + len(new):
-            cache.remember(remember - at)
+            cache.snapshot(remember - at)
         cache.commit(len(new))
         committed += new
     return cache
@@ -153,7 +153,7 @@ def test_a_remembered_place_is_returned_to_more_than_once():
     numbers = list(range(1, 41))
     cache = filled(make_layers(), numbers, remember=20)
     for _ in range(3):
-        assert cache.truncate(21) == 20
+        assert cache.trim_to(21) == 20
         assert cache.length == 20
         cache.append(4)
         walk(cache.layers, numbers[:20], [91, 92, 93, 94])
@@ -163,25 +163,25 @@ def test_a_remembered_place_is_returned_to_more_than_once():
 def test_without_a_place_a_state_goes_back_to_the_beginning():
     """Half a state is no state: the prompt is read again."""
     cache = filled(make_layers(), list(range(1, 41)))
-    assert cache.truncate(33) == 0
+    assert cache.trim_to(33) == 0
     cache.append(3)
     walk(cache.layers, [], [7, 8, 9])
 
 
 def test_full_caches_go_back_anywhere_exactly():
     """Dense models lose nothing when a conversation is edited."""
-    cache = PairCache([FullCache()])
+    cache = PairCache([KVCache()])
     cache.append(30)
     attend(cache.layers[0], [], list(range(30)))
     cache.commit(30)
-    assert cache.truncate(17) == 17
+    assert cache.trim_to(17) == 17
     attend(cache.layers[0], list(range(17)), [50, 51])
 
 
 @pytest.mark.parametrize("n_rows", [1, 2, 300, 700])
 def test_a_window_keeps_its_size(n_rows):
     """A long conversation must not grow a cache whose point is not to grow."""
-    cache = WindowCache(16)
+    cache = RotatingKVCache(16)
     for _ in range(2000 // n_rows):
         cache.update_and_fetch(mx.zeros((1, 2, n_rows, 8)), mx.zeros((1, 2, n_rows, 8)))
         cache.commit(n_rows)

@@ -3,8 +3,8 @@
 import mlx.core as mx
 import pytest
 
-from dflash_mlx.decode import Pair
-from dflash_mlx.prefill import read_chunk
+from dflash_mlx.decode.prefill import read_chunk
+from dflash_mlx.models.pair import Pair
 from tests.tiny import random_draft, tiny_target
 
 STABLE = 55
@@ -29,7 +29,7 @@ def test_a_window_has_the_rows_back_that_were_seen_at_a_remembered_place(pair, n
     read_chunk(pair, warm, prompt, STABLE)
     for seed in range(40):
         read_chunk(pair, warm, _tokens(10, seed + 1))
-    assert warm.truncate(STABLE) == STABLE
+    assert warm.trim_to(STABLE) == STABLE
     read_chunk(pair, cold, prompt[:, :STABLE])
     for cache in (warm, cold):
         read_chunk(pair, cache, _tokens(10, 99))
@@ -50,5 +50,5 @@ def test_what_is_remembered_is_not_overwritten(pair):
     for seed in (1, 2):
         for _ in range(40):
             read_chunk(pair, cache, _tokens(10, seed))
-        cache.truncate(STABLE)
+        cache.trim_to(STABLE)
         assert mx.array_equal(sliding.unbroken(STABLE)[0][..., -15:, :], first)

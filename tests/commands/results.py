@@ -1,7 +1,7 @@
 """Answers made up for tests that are about showing them."""
 
-from dflash_mlx.answer import Result
-from dflash_mlx.stats import Stats
+from dflash_mlx.engine.stats import Stats
+from dflash_mlx.engine.stream import Result
 
 STATS = Stats(
     rounds=10,
@@ -21,7 +21,7 @@ STATS = Stats(
     host_reads=10,
     block=8,
     path="dflash",
-    parked_at=None,
+    disabled_at=None,
     reason=None,
     peak_memory_bytes=610_000_000,
     blas="openblas",

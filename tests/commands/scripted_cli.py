@@ -11,11 +11,11 @@ import time
 from dataclasses import dataclass, replace
 from types import ModuleType, SimpleNamespace
 
-from dflash_mlx.answer import Chunk, Stream
 from dflash_mlx.commands import main
 from dflash_mlx.config import GenerationConfig, SamplingConfig
-from dflash_mlx.feed import Feed
-from dflash_mlx.worker import Worker
+from dflash_mlx.engine.feed import Feed
+from dflash_mlx.engine.stream import Chunk, Stream
+from dflash_mlx.engine.worker import Worker
 from tests.commands.results import RESULT
 
 MINUTE = 60
@@ -102,7 +102,7 @@ def load(model, draft, hooks, kernels="auto"):
 
 
 if __name__ == "__main__":
-    stage = ModuleType("dflash_mlx.engine")
+    stage = ModuleType("dflash_mlx.engine.engine")
     stage.load, stage.LoadHooks = load, LoadHooks
-    sys.modules["dflash_mlx.engine"] = stage
+    sys.modules["dflash_mlx.engine.engine"] = stage
     sys.exit(main())

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from dflash_mlx.cards.converted import converted, remember
 from dflash_mlx.commands import main
+from dflash_mlx.pairs.converted import converted, remember
 from tests.convert.checkpoints import draft_folder
 
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
-from dflash_mlx.cards import registry
 from dflash_mlx.commands import main
 from dflash_mlx.doctor import checkup
 from dflash_mlx.doctor.checkup import Finding
-from dflash_mlx.doctor.machine import this_machine
 from dflash_mlx.hub.resolve import find_packaged
-from dflash_mlx.kernels import put_kernels
+from dflash_mlx.kernels.pair_kernels import put_kernels
+from dflash_mlx.pairs import registry
+from dflash_mlx.system.machine import this_machine
 from tests.metal.fake_chip import FakeChip
 
 
@@ -49,7 +49,7 @@ def test_models_as_json(home, capsys):
 def test_models_stand_by_the_memory_they_need(home, capsys, monkeypatch, gigabytes, small, large):
     """Of twenty pairs a user can run four, and has to find out which."""
     machine = replace(this_machine(), usable_bytes=gigabytes and gigabytes * 10**9)
-    monkeypatch.setattr("dflash_mlx.doctor.machine.this_machine", lambda: machine)
+    monkeypatch.setattr("dflash_mlx.system.machine.this_machine", lambda: machine)
     pairs = json.loads(run(capsys, "models", "--json"))["pairs"]
     needs = [pair["need_bytes"] for pair in pairs if pair["need_bytes"]]
     assert needs == sorted(needs)
@@ -89,7 +89,7 @@ def test_doctor_refuses_a_context_that_does_not_fit(home, capsys, monkeypatch):
     """The exit code is what a script sees."""
     if not embedded():
         pytest.skip("the embedded pair is not installed")
-    monkeypatch.setattr("dflash_mlx.doctor.machine.memory_here", lambda: (10**9, 7 * 10**8))
+    monkeypatch.setattr("dflash_mlx.system.machine.memory_here", lambda: (10**9, 7 * 10**8))
     out = run(capsys, "doctor", "--context", "8000", code=1)
     assert "!!  fits" in out and "do: --context" in out
 
@@ -131,7 +131,8 @@ def test_doctor_says_which_kernels_serve_and_why(home, capsys, monkeypatch):
         assert found["pair"]["kernels"] == []
     put = put_kernels
     monkeypatch.setattr(
-        "dflash_mlx.kernels.put_kernels", lambda pair, policy: put(pair, policy, FakeChip())
+        "dflash_mlx.kernels.pair_kernels.put_kernels",
+        lambda pair, policy: put(pair, policy, FakeChip()),
     )
     found = json.loads(run(capsys, "doctor", "--kernels", "--json"))["pair"]["kernels"]
     assert {item["kernel"] for item in found} >= {"dense_verify", "head_argmax"}

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dflash_mlx.cards import registry
 from dflash_mlx.hub.resolve import find_packaged
+from dflash_mlx.pairs import registry
 
 ROOT = Path(__file__).resolve().parents[2]
 CARD = registry.find("smollm2-135m")

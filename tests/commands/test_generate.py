@@ -58,7 +58,7 @@ def test_json_is_one_object_with_everything(loads, capsys, expected):
     stats = {"rounds", "drafted", "accepted", "acceptance", "tokens_per_round", "block", "path"}
     stats |= {"accepted_lengths", "accepted_by_position", "drafted_by_position", "host_reads"}
     stats |= {"prefill_s", "decode_s", "prefill_tps", "decode_tps", "draft_s", "verify_s"}
-    stats |= {"parked_at", "reason"}
+    stats |= {"disabled_at", "reason"}
     assert found["stats"].keys() >= stats | {"peak_memory_bytes", "blas"}
     assert sum(found["stats"]["accepted_lengths"].values()) <= found["stats"]["rounds"]
 

@@ -26,7 +26,7 @@ def test_a_given_option_overrides_that_field_only():
 
 def test_every_sampling_field_has_an_option():
     """A setting of the library that the command line cannot reach gets forgotten."""
-    settings = {item.name for item in fields(SamplingConfig)} - {"penalty_context"}
+    settings = {item.name for item in fields(SamplingConfig)} - {"repetition_context_size"}
     assert settings <= RequestOptions.__dataclass_fields__.keys()
 
 

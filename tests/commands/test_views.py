@@ -45,7 +45,7 @@ def test_the_line_says_when_nothing_was_drafted():
 
 def test_the_line_says_what_cut_the_answer_short():
     """An answer that ends at a limit looks finished."""
-    parked = replace(RESULT, stats=replace(STATS, parked_at=7), finish_reason="length", seed=3)
+    parked = replace(RESULT, stats=replace(STATS, disabled_at=7), finish_reason="length", seed=3)
     assert stats_line(parked).endswith("| drafting stopped at token 7 | length reached | seed 3")
     assert stats_line(replace(RESULT, finish_reason="cancelled")).endswith("| stopped")
 

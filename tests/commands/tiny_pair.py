@@ -1,11 +1,11 @@
 """The tiny pair in place of a loaded one: real models, a real engine, no files."""
 
 from dflash_mlx.config import CacheConfig, KernelPolicy
-from dflash_mlx.decode import Pair
-from dflash_mlx.engine import Engine, LoadHooks
+from dflash_mlx.engine.engine import Engine, LoadHooks
+from dflash_mlx.engine.loaded import LoadedPair
+from dflash_mlx.engine.worker import Worker
 from dflash_mlx.errors import BadCheckpoint
-from dflash_mlx.loaded import LoadedPair
-from dflash_mlx.worker import Worker
+from dflash_mlx.models.pair import Pair
 from tests.tiny import loaded_pair, random_draft, tiny_target
 
 

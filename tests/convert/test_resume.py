@@ -17,7 +17,7 @@ from tests.convert.checkpoints import DRAFT_CONFIG, draft_folder, draft_weights,
 
 KILLED = """
 import hashlib, os, pathlib, shutil, signal, sys
-import dflash_mlx.convert.verify, dflash_mlx.models.draft
+import dflash_mlx.convert.verify, dflash_mlx.models.draft.dflash
 from dflash_mlx.convert import ConvertConfig, convert
 
 def forked(watch):

@@ -6,10 +6,10 @@ import os
 import pytest
 from mlx_lm.utils import load_tokenizer
 
-from dflash_mlx.cards.manifest import Manifest, check_cards, target_facts, tokenizer_hash
 from dflash_mlx.convert.shards import file_hash
-from dflash_mlx.engine import load
+from dflash_mlx.engine.engine import load
 from dflash_mlx.errors import BadCheckpoint, PairMismatch
+from dflash_mlx.pairs.manifest import Manifest, check_cards, target_facts, tokenizer_hash
 from tests.convert.checkpoints import DRAFT_CONFIG, draft_folder, run, target_folder
 
 

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from dflash_mlx.cards import registry
-from dflash_mlx.cards.manifest import Manifest
 from dflash_mlx.config import GenerationConfig
-from dflash_mlx.engine import load
+from dflash_mlx.engine.engine import load
+from dflash_mlx.pairs import registry
+from dflash_mlx.pairs.manifest import Manifest
 from tests.convert.checkpoints import draft_folder, run, target_folder
 
 SAYS_MODE = "{{ messages[0]['content'] }}{{ ' on' if enable_thinking else ' off' }}"

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from dflash_mlx.cards.pairing import Choice, choose
 from dflash_mlx.doctor import checkup
 from dflash_mlx.doctor.checkup import (
     Finding,
@@ -17,10 +16,11 @@ from dflash_mlx.doctor.checkup import (
     locate,
 )
 from dflash_mlx.doctor.fit import Need
-from dflash_mlx.doctor.machine import Machine
 from dflash_mlx.errors import UnknownModel
 from dflash_mlx.hub.pins import Pins
 from dflash_mlx.hub.resolve import Resolved
+from dflash_mlx.pairs.pairing import Choice, choose
+from dflash_mlx.system.machine import Machine
 
 GB = 10**9
 LINUX = Machine("Linux", "a chip", 2, "cpu", 16 * GB, 12 * GB, 12 * GB)

@@ -7,17 +7,17 @@ import mlx.core as mx
 import pytest
 
 from dflash_mlx.cache import ContextCache
-from dflash_mlx.cards.pairing import choose
-from dflash_mlx.compute import compute_here, weight_bytes
 from dflash_mlx.config import CacheConfig, GenerationConfig
-from dflash_mlx.decode import Pair
+from dflash_mlx.decode.prefill import prefill
 from dflash_mlx.doctor.fit import longest, need, outline
-from dflash_mlx.engine import Files
+from dflash_mlx.engine.engine import Files
+from dflash_mlx.engine.loaded import LoadedPair
 from dflash_mlx.errors import PairMismatch
 from dflash_mlx.hub.resolve import Resolved, find_packaged
-from dflash_mlx.loaded import LoadedPair
-from dflash_mlx.loading import load_target
-from dflash_mlx.prefill import prefill
+from dflash_mlx.loading.compute import compute_here, weight_bytes
+from dflash_mlx.loading.load import load_target
+from dflash_mlx.models.pair import Pair
+from dflash_mlx.pairs.pairing import choose
 from tests.tiny import random_draft, tiny_target
 from tests.tiny_configs import CONFIGS
 
@@ -28,20 +28,20 @@ def pair():
     return Pair(target, random_draft(target))
 
 
-def held(pair, n_rows, prefill_rows):
+def held(pair, n_rows, prefill_step_size):
     """The caches that a real prompt of `n_rows` rows leaves (its last token is no row)."""
     cache = pair.make_cache()
     prompt = [index % 250 for index in range(n_rows + 1)]
-    assert prefill(pair, cache, prompt, prefill_rows, lambda done, total: True)
+    assert prefill(pair, cache, prompt, prefill_step_size, lambda done, total: True)
     return cache
 
 
 @pytest.mark.parametrize("n_rows", [1, 255, 256, 257, 700])
-@pytest.mark.parametrize("prefill_rows", [64, 2048])
-def test_caches_take_what_was_estimated(pair, n_rows, prefill_rows):
+@pytest.mark.parametrize("prefill_step_size", [64, 2048])
+def test_caches_take_what_was_estimated(pair, n_rows, prefill_step_size):
     """An estimate of its own making would drift from what the caches really allocate."""
-    wanted = need(pair, n_rows, prefill_rows)
-    cache = held(pair, n_rows, prefill_rows)
+    wanted = need(pair, n_rows, prefill_step_size)
+    cache = held(pair, n_rows, prefill_step_size)
     context = cache.context.nbytes if isinstance(cache.context, ContextCache) else 0
     assert wanted.draft_cache_bytes == context
     assert wanted.target_cache_bytes == cache.nbytes - context
@@ -77,7 +77,7 @@ def test_the_longest_context_just_fits(pair):
 
 def test_longest_knows_its_ends(pair):
     """More than the model was made for is no use, and less than nothing is nothing."""
-    assert longest(pair, 10**12) == pair.target.shape.max_rows
+    assert longest(pair, 10**12) == pair.target.shape.context_length
     assert longest(pair, 1000) == 0
 
 
@@ -131,7 +131,7 @@ def test_an_outline_answers_questions_about_settings(outlined):
     """What would be loaded should be told by the code that loads it."""
     loaded: LoadedPair = outlined[0]
     assert loaded.block(GenerationConfig()) == 8
-    assert loaded.max_rows == 8192
+    assert loaded.context_length == 8192
     assert loaded.cache_config == CacheConfig()
 
 

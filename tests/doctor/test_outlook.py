@@ -3,15 +3,15 @@
 import mlx.core as mx
 import pytest
 
-from dflash_mlx.compute import Compute
-from dflash_mlx.cost_store import CostStore, Learned
-from dflash_mlx.decode import Pair
+from dflash_mlx.controller.cost_store import CostStore, Learned
+from dflash_mlx.controller.costs import CostCurve
 from dflash_mlx.doctor.combinations import check_combination
 from dflash_mlx.doctor.outlook import check_auto, plot
-from dflash_mlx.learning import keep, place_of, tuned
-from dflash_mlx.width.costs import CostCurve
+from dflash_mlx.engine.learning import keep, place_of, tuned
+from dflash_mlx.loading.compute import Compute
+from dflash_mlx.models.pair import Pair
+from tests.controller.starts import start_of
 from tests.tiny import loaded_pair, random_draft
-from tests.width.starts import start_of
 
 CURVE = CostCurve((1, 8), (0,), ((0.010, 0.020),))
 

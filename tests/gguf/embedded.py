@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from dflash_mlx.cards.registry import find
 from dflash_mlx.config import PairCard
 from dflash_mlx.hub.resolve import find_packaged
+from dflash_mlx.pairs.registry import find
 
 
 def embedded_target() -> tuple[PairCard, Path]:

@@ -101,7 +101,7 @@ def test_the_end_tokens_are_all_that_the_file_names(tmp_path: Path) -> None:
     changes = {"tokenizer.ggml.eot_token_id": 257, "tokenizer.ggml.eom_token_id": 256}
     model = read_gguf(write_tiny(tmp_path / "m.gguf", **changes))
     assert model.config["eos_token_id"] == [256, 257]
-    assert model.tokenizer.end_ids == (256, 257)
+    assert model.tokenizer.eos_token_ids == (256, 257)
 
 
 def test_llama_3s_rope_factors_become_its_configuration(tmp_path: Path) -> None:

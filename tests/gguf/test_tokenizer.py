@@ -108,7 +108,7 @@ def test_a_begin_token_is_added_where_the_file_asks_for_it(vocabulary: GGUFToken
 
 def test_mlx_lms_wrapper_knows_the_end_tokens_and_streams(vocabulary: GGUFTokenizer) -> None:
     """Generation runs past the end, or a character is shown in halves."""
-    tokenizer = build_tokenizer(replace(vocabulary, end_ids=(256, 257)))
+    tokenizer = build_tokenizer(replace(vocabulary, eos_token_ids=(256, 257)))
     assert tokenizer.eos_token_ids == {256, 257}
     assert tokenizer.has_chat_template
     text = "the naïve 🙂 12"

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from dflash_mlx.cards import converted, registry
-from dflash_mlx.cards.manifest import FILE
 from dflash_mlx.hub.inventory import bytes_of, cached_here, converted_here, pairs_here
 from dflash_mlx.hub.pins import Pins
+from dflash_mlx.pairs import converted, registry
+from dflash_mlx.pairs.manifest import FILE
 
 COMMIT = "1" * 40
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from dflash_mlx.errors import BadRequest
-from dflash_mlx.hub.pins import Pins, default_folder
+from dflash_mlx.hub.pins import Pins
+from dflash_mlx.system.settings import settings_folder
 
 A, B = "a" * 40, "b" * 40
 
@@ -52,8 +53,8 @@ def test_the_default_folder_is_the_operating_systems(monkeypatch: pytest.MonkeyP
     """A new dot folder in the home of somebody who keeps settings elsewhere."""
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setenv("XDG_CONFIG_HOME", "/settings")
-    assert default_folder() == Path("/settings/dflash-mlx")
+    assert settings_folder() == Path("/settings/dflash-mlx")
     monkeypatch.delenv("XDG_CONFIG_HOME")
-    assert default_folder() == Path.home() / ".config" / "dflash-mlx"
+    assert settings_folder() == Path.home() / ".config" / "dflash-mlx"
     monkeypatch.setattr("sys.platform", "darwin")
-    assert default_folder() == Path.home() / "Library" / "Application Support" / "dflash-mlx"
+    assert settings_folder() == Path.home() / "Library" / "Application Support" / "dflash-mlx"

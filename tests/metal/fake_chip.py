@@ -10,11 +10,11 @@ from typing import Any
 import mlx.core as mx
 
 from dflash_mlx.config import KernelPolicy
+from dflash_mlx.kernels.gate import Gate
+from dflash_mlx.kernels.gate_store import GateStore, Machine
 from dflash_mlx.metal.block_attention import BlockKeys, BlockMask, block_attention_reference
 from dflash_mlx.metal.build import Launch
 from dflash_mlx.metal.dense_verify import dense_verify_reference
-from dflash_mlx.metal.gate import Gate
-from dflash_mlx.metal.gate_store import GateStore, Machine
 from dflash_mlx.metal.grouped_conv import grouped_conv_reference
 from dflash_mlx.metal.head_argmax import Head, head_argmax_reference
 from dflash_mlx.metal.head_merge import Strips, head_merge_reference

@@ -9,25 +9,25 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dflash_mlx.metal.attention_contests import (
+from dflash_mlx.metal.attention_cases import (
     HeadShape,
-    block_attention_contest,
+    block_attention_case,
     stock_mask,
-    verify_attention_contest,
+    verify_attention_case,
 )
 from dflash_mlx.metal.block_attention import BlockKeys, BlockMask, block_attention_reference
 from dflash_mlx.metal.build import Device, Launch
 from dflash_mlx.metal.candidate_walk import CandidateRows, Codebooks
-from dflash_mlx.metal.contests import head_contest, matrix_contest
 from dflash_mlx.metal.delta_verify import DeltaRows, delta_verify_reference
-from dflash_mlx.metal.gate import Contest
 from dflash_mlx.metal.grouped_conv import grouped_conv_reference
 from dflash_mlx.metal.head_argmax import Head
+from dflash_mlx.metal.matrix_cases import head_case, matrix_case
 from dflash_mlx.metal.quantized_verify import QuantizedWeight
-from dflash_mlx.metal.small_contests import conv_contest, delta_contest, walk_contest
+from dflash_mlx.metal.small_cases import conv_case, delta_case, walk_case
+from dflash_mlx.metal.tuning_case import TuningCase
 from tests.metal.attention_cases import queries
 from tests.metal.exactness import drawn
-from tests.metal.test_delta_verify import delta_case
+from tests.metal.test_delta_verify import delta_inputs
 
 
 class Broken:
@@ -57,16 +57,16 @@ SHAPE = HeadShape(4, 2, 64, mx.bfloat16)
 DELTA = {"dtype": "bfloat16", "rows": 5, "heads": (1, 2), "value_size": 16, "key_size": 64}
 
 
-def _delta(device: Device) -> Contest[Any]:
-    rows, state = delta_case(DELTA)
+def _delta(device: Device) -> TuningCase[Any]:
+    rows, state = delta_inputs(DELTA)
 
     def stock(rows: DeltaRows, state: mx.array) -> mx.array:
         return delta_verify_reference(rows, state).y
 
-    return delta_contest(rows, state, stock, device)
+    return delta_case(rows, state, stock, device)
 
 
-def _walk(device: Device) -> Contest[Any]:
+def _walk(device: Device) -> TuningCase[Any]:
     candidates = mx.array(np.arange(21).reshape(3, 7).astype(np.int32))
     rows = CandidateRows(
         candidates,
@@ -74,22 +74,18 @@ def _walk(device: Device) -> Contest[Any]:
         drawn(2, (3, 16), mx.float32, outliers=False),
     )
     books = Codebooks(drawn(3, (40, 16), mx.float32), drawn(4, (40, 16), mx.float32))
-    return walk_contest(mx.array(5, mx.int32), rows, books, device)
+    return walk_case(mx.array(5, mx.int32), rows, books, device)
 
 
-CONTESTS: dict[str, Callable[[Device], Contest[Any]]] = {
-    "dense": lambda device: matrix_contest(
-        [drawn(1, (90, 100), mx.bfloat16)], mx.bfloat16, 5, device
-    ),
-    "quantized": lambda device: matrix_contest([_quantized()] * 2, mx.bfloat16, 8, device),
-    "head": lambda device: head_contest(Head(_quantized()), mx.bfloat16, 5, 2, device),
-    "candidates": lambda device: head_contest(
-        Head(_quantized(), 0.5, 9.0), mx.float32, 3, 16, device
-    ),
-    "verify": lambda device: verify_attention_contest(SHAPE, 5, 70, device),
-    "block": lambda device: block_attention_contest(SHAPE, 5, 40, BlockMask(16, True), device),
+CONTESTS: dict[str, Callable[[Device], TuningCase[Any]]] = {
+    "dense": lambda device: matrix_case([drawn(1, (90, 100), mx.bfloat16)], mx.bfloat16, 5, device),
+    "quantized": lambda device: matrix_case([_quantized()] * 2, mx.bfloat16, 8, device),
+    "head": lambda device: head_case(Head(_quantized()), mx.bfloat16, 5, 2, device),
+    "candidates": lambda device: head_case(Head(_quantized(), 0.5, 9.0), mx.float32, 3, 16, device),
+    "verify": lambda device: verify_attention_case(SHAPE, 5, 70, device),
+    "block": lambda device: block_attention_case(SHAPE, 5, 40, BlockMask(16, True), device),
     "delta": _delta,
-    "conv": lambda device: conv_contest(
+    "conv": lambda device: conv_case(
         drawn(1, (5, 32), mx.bfloat16),
         drawn(2, (2, 32), mx.bfloat16),
         drawn(3, (5, 2, 2), mx.bfloat16),
@@ -104,14 +100,14 @@ CONTESTS: dict[str, Callable[[Device], Contest[Any]]] = {
 def test_a_right_kernel_passes(name: str, device: Device) -> None:
     """A check that is too strict would turn a good kernel off on every machine."""
     contest = CONTESTS[name](device)
-    assert contest.check(contest.entrants[0]) is None
+    assert contest.check(contest.candidates[0]) is None
 
 
 @pytest.mark.parametrize("name", CONTESTS)
 def test_one_wrong_value_does_not_pass(name: str, device: Device) -> None:
     """One value off by a twentieth of the greatest is a wrong kernel."""
     contest = CONTESTS[name](Broken(device))
-    wrong = contest.check(contest.entrants[0])
+    wrong = contest.check(contest.candidates[0])
     assert wrong is not None
 
 
@@ -119,7 +115,7 @@ def test_one_wrong_value_does_not_pass(name: str, device: Device) -> None:
 def test_both_chains_do_the_same_work(name: str, device: Device) -> None:
     """A race between different amounts of work says nothing."""
     contest = CONTESTS[name](device)
-    ours, stock = contest.ours(contest.entrants[0], 2), contest.stock(2)
+    ours, stock = contest.ours(contest.candidates[0], 2), contest.stock(2)
     assert ours.shape == stock.shape
     assert ours.dtype == stock.dtype
     assert mx.array_equal(ours, stock)

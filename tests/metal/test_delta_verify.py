@@ -36,7 +36,7 @@ WATCHED = Axes(
 )
 
 
-def delta_case(case: Case) -> tuple[DeltaRows, mx.array]:
+def delta_inputs(case: Case) -> tuple[DeltaRows, mx.array]:
     """Rows and a state of the size of real ones: unit keys, decays below one; no layers alike."""
     rng = np.random.default_rng([case["rows"], case.get("layer", 0)])
     (key_heads, value_heads), rows = case["heads"], case["rows"]
@@ -77,7 +77,7 @@ def truth(rows: DeltaRows, state: mx.array) -> tuple[Exact, Exact, Exact]:
 
 
 def _run(case: Case, device: Device | None) -> None:
-    rows, state = delta_case(case)
+    rows, state = delta_inputs(case)
     run = delta_verify(rows, state, device=device)
     y, tape, after = truth(rows, state)
     assert run.y.dtype == rows.v.dtype
@@ -108,7 +108,7 @@ def test_reads_and_writes_the_state_once(traced_device: Device) -> None:
     if not isinstance(traced_device, ExecutorDevice):
         pytest.skip("counts exist in the executor only")
     case = {"dtype": "bfloat16", "rows": 16, "heads": (1, 2), "value_size": 64, "key_size": 128}
-    rows, state = delta_case(case)
+    rows, state = delta_inputs(case)
     delta_verify(rows, state, device=traced_device)
     (run,) = traced_device.runs
     assert run.counts.buffers["state"].read_issued == state.nbytes
@@ -141,7 +141,7 @@ def test_refuses_what_it_cannot_take(name: str) -> None:
     """Bad input must raise with its reason, with and without Metal, never answer wrongly."""
     spoil, reason = BAD[name]
     case = {"dtype": "float32", "rows": 5, "heads": (2, 4), "value_size": 16, "key_size": 64}
-    good = delta_case(case)
+    good = delta_inputs(case)
     with pytest.raises(BadRequest, match=reason):
         delta_verify(*spoil(*good), device=None)
     assert delta_verify_refusal(*good) is None

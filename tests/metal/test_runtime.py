@@ -11,11 +11,12 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from dflash_mlx.decode import Pair, draft
-from dflash_mlx.kernels import put_kernels
+from dflash_mlx.decode.loop import draft
+from dflash_mlx.kernels.gate import Gate
+from dflash_mlx.kernels.gate_store import GateStore, Machine
+from dflash_mlx.kernels.pair_kernels import put_kernels
 from dflash_mlx.metal.build import Device, Launch
-from dflash_mlx.metal.gate import Gate
-from dflash_mlx.metal.gate_store import GateStore, Machine
+from dflash_mlx.models.pair import Pair
 from tests.tiny import answer, random_draft, read_prompt, selecting_draft, tiny_target
 
 N_TOKENS = 6
@@ -93,7 +94,7 @@ def test_a_second_draft_proposes_the_same(
             _forced(pair, counting, tmp_path)
             counting.launched.clear()
         cache, state = read_prompt(pair)
-        _, block = draft(pair.drawing(temperature, 5), cache, state, BLOCK)
+        _, block = draft(pair.with_sampling(temperature, 5), cache, state, BLOCK)
         blocks.append(block)
     stock, ours = blocks
     assert ours.tokens.tolist() == stock.tokens.tolist()

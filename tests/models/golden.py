@@ -8,10 +8,10 @@ import mlx.core as mx
 import numpy as np
 
 from dflash_mlx.cache.context import ContextCache
-from dflash_mlx.models.draft import BoundDraft
-from dflash_mlx.models.draft_file import read_draft_config
-from dflash_mlx.models.draft_tensors import runtime_name
-from dflash_mlx.models.drafts import bind, draft_model
+from dflash_mlx.models.draft.build import bind, draft_model
+from dflash_mlx.models.draft.config_file import read_draft_config
+from dflash_mlx.models.draft.dflash import BoundDraft
+from dflash_mlx.models.draft.tensor_names import runtime_name
 from dflash_mlx.models.protocols import TargetShape
 
 GOLDEN = Path(__file__).parent.parent / "golden"

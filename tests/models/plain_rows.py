@@ -5,15 +5,15 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
+from mlx_lm.models import cache as mlx_lm_cache
 
 from dflash_mlx.cache import (
+    CacheList,
     ConvolutionCache,
-    FullCache,
-    JoinedCache,
+    KVCache,
     LayerCache,
     RecurrentCache,
-    WindowCache,
+    RotatingKVCache,
 )
 
 
@@ -49,14 +49,14 @@ def _rows(buffer: mx.array, start: int, end: int) -> np.ndarray:
 
 
 def _ours(cache: Any) -> list[Rows]:
-    if isinstance(cache, JoinedCache):
+    if isinstance(cache, CacheList):
         return [rows for index in range(2) for rows in _ours(cache[index])]
-    if isinstance(cache, WindowCache):
+    if isinstance(cache, RotatingKVCache):
         length = cache.offset - cache._first
         seen = max(0, length - cache.window)
         buffers = (cache._keys, cache._values)
         return [Rows(cache._first + seen, [_rows(b, seen, length) for b in buffers])]
-    if isinstance(cache, FullCache):
+    if isinstance(cache, KVCache):
         return [Rows(0, [_rows(b, 0, cache.offset) for b in (cache.keys, cache.values)])]
     if isinstance(cache, RecurrentCache):
         return [Rows(0, [np.array(cache._window), np.array(cache.state)])]
@@ -65,13 +65,13 @@ def _ours(cache: Any) -> list[Rows]:
 
 
 def _theirs(cache: Any) -> list[Rows]:
-    if isinstance(cache, CacheList):
+    if isinstance(cache, mlx_lm_cache.CacheList):
         return [rows for part in cache.caches for rows in _theirs(part)]
-    if isinstance(cache, RotatingKVCache):
+    if isinstance(cache, mlx_lm_cache.RotatingKVCache):
         buffers = [cache._temporal_order(b) for b in (cache.keys, cache.values)]
         n_rows = buffers[0].shape[2]
         return [Rows(cache.offset - n_rows, [_rows(b, 0, n_rows) for b in buffers])]
-    if isinstance(cache, KVCache):
+    if isinstance(cache, mlx_lm_cache.KVCache):
         return [Rows(0, [_rows(b, 0, cache.offset) for b in (cache.keys, cache.values)])]
-    assert isinstance(cache, ArraysCache)
+    assert isinstance(cache, mlx_lm_cache.ArraysCache)
     return [Rows(0, [np.array(array) for array in cache.cache])]

@@ -6,15 +6,15 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dflash_mlx.accept import Scored, request_rule
 from dflash_mlx.config import GenerationConfig, SamplingConfig
-from dflash_mlx.decode import Pair
-from dflash_mlx.engine import Engine
-from dflash_mlx.loaded import LoadedPair
-from dflash_mlx.models.draft2 import BlockConvolution, CandidateSelector
-from dflash_mlx.models.draft_config import ConvolutionConfig, SelectorConfig
-from dflash_mlx.readback import read_back
-from dflash_mlx.worker import Worker
+from dflash_mlx.decode.accept import Scored, request_rule
+from dflash_mlx.decode.readback import read_back
+from dflash_mlx.engine.engine import Engine
+from dflash_mlx.engine.loaded import LoadedPair
+from dflash_mlx.engine.worker import Worker
+from dflash_mlx.models.draft.config import ConvolutionConfig, SelectorConfig
+from dflash_mlx.models.draft.dflash2 import BlockConvolution, CandidateSelector
+from dflash_mlx.models.pair import Pair
 from tests.models.golden import SECOND, assert_close, extend, load
 from tests.tiny import (
     PROMPT,
@@ -60,7 +60,7 @@ def test_candidates_are_what_the_path_was_drawn_from() -> None:
     draft.extend(mx.random.normal((1, 20, 64), key=mx.random.key(1)), 0, context)
     counts = np.zeros(260)
     for seed in range(300):
-        block = draft.drawing(0.9, seed).propose(65, 2, context)
+        block = draft.with_sampling(0.9, seed).propose(65, 2, context)
         counts[block.tokens.item()] += 1
     ids, probs = np.array(block.candidates.ids[0]), np.array(block.candidates.probs[0])
     assert counts[ids].sum() == 300
@@ -74,13 +74,13 @@ def test_accepted_and_refused_together_follow_the_target() -> None:
     draft = selecting_draft(tiny_target())
     context = draft.make_context()
     draft.extend(mx.random.normal((1, 20, 64), key=mx.random.key(1)), 0, context)
-    best = draft.drawing(1.0, 0).propose(65, 3, context).candidates.ids
+    best = draft.with_sampling(1.0, 0).propose(65, 3, context).candidates.ids
     logits = mx.zeros((3, 260)) - 3
     logits[0, best[0]] = mx.array([2.0, 1.0, 1.5, 0.0, 0.5, -1.0])
     sampling = SamplingConfig(temperature=1.0)
     counts = np.zeros(260)
     for seed in range(400):
-        block = draft.drawing(1.0, seed).propose(65, 3, context)
+        block = draft.with_sampling(1.0, seed).propose(65, 3, context)
         verdict = request_rule(sampling, seed)(block, Scored(logits), [65], 21)
         counts[read_back(verdict).tokens[0]] += 1
     ids = np.array(best[0])
@@ -95,7 +95,7 @@ def test_a_greedy_request_gets_a_certain_proposal() -> None:
     draft = selecting_draft(tiny_target())
     context = draft.make_context()
     draft.extend(mx.zeros((1, 3, 64)), 0, context)
-    assert draft.drawing(0.0, 5).propose(65, 4, context).candidates is None
+    assert draft.with_sampling(0.0, 5).propose(65, 4, context).candidates is None
 
 
 def test_a_convolution_reaches_neither_forward_nor_out_of_the_block() -> None:
@@ -130,7 +130,7 @@ def test_ids_that_only_pad_one_side_are_never_proposed() -> None:
     context = draft.make_context()
     draft.extend(mx.random.normal((1, 5, 64)), 0, context)
     for seed in range(20):
-        block = draft.drawing(2.0, seed).propose(65, 8, context)
+        block = draft.with_sampling(2.0, seed).propose(65, 8, context)
         assert max(block.tokens[0].tolist()) < 200
 
 
@@ -168,7 +168,7 @@ def test_the_loop_draws_from_the_target_whatever_the_selector_proposes() -> None
     counts = np.zeros((2, 2, 260))
     for seed in range(60):
         rule = request_rule(sampling, seed)
-        drawn = answer(Pair(target, draft.drawing(0.5, seed)), 3, PROMPT[:8], rule=rule)
+        drawn = answer(Pair(target, draft.with_sampling(0.5, seed)), 3, PROMPT[:8], rule=rule)
         alone = answer(Pair(target), 3, PROMPT[:8], rule=request_rule(sampling, seed + 10_000))
         for way, tokens in enumerate((drawn, alone)):
             for place in range(2):
@@ -190,7 +190,7 @@ def test_a_broken_draft_does_no_harm_to_sampled_text() -> None:
     logits = mx.zeros((4, 260)) - 30
     logits[:, 77] = 30.0
     for seed in range(5):
-        block = draft.drawing(1.0, seed).propose(65, 4, context)
+        block = draft.with_sampling(1.0, seed).propose(65, 4, context)
         verdict = read_back(
             request_rule(SamplingConfig(temperature=1.0), seed)(block, Scored(logits), [65], 4)
         )

@@ -6,10 +6,10 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from dflash_mlx.compute import compute_here
 from dflash_mlx.errors import BadCheckpoint, PairMismatch, UnsupportedModel
-from dflash_mlx.loading import load_draft
-from dflash_mlx.models.draft_file import is_draft_config, read_draft_config
+from dflash_mlx.loading.compute import compute_here
+from dflash_mlx.loading.load import load_draft
+from dflash_mlx.models.draft.config_file import is_draft_config, read_draft_config
 from tests.tiny import random_draft, selecting_draft, tiny_target
 from tests.tiny_configs import PUBLISHED
 

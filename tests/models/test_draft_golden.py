@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from dflash_mlx.cache.context import ContextCache
-from dflash_mlx.models.draft import BoundDraft
+from dflash_mlx.models.draft.dflash import BoundDraft
 from tests.models.golden import CASES, assert_close, extend, load
 
 

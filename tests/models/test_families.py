@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
-from dflash_mlx.accept import match_rule
 from dflash_mlx.config import SamplingConfig
-from dflash_mlx.decode import Cut, Pair
-from dflash_mlx.history import History
-from dflash_mlx.models.decoder import DecoderTarget
+from dflash_mlx.decode.accept import match_rule
+from dflash_mlx.decode.history import History
+from dflash_mlx.decode.loop import StopDecision
+from dflash_mlx.decode.sampling import choose, filtered, log_probs
+from dflash_mlx.models.pair import Pair
 from dflash_mlx.models.protocols import Draft
-from dflash_mlx.sampling import choose, filtered, log_probs
+from dflash_mlx.models.targets.decoder import DecoderTarget
 from tests.models.plain_rows import assert_same_rows
 from tests.tiny import (
     PROMPT,
@@ -175,7 +176,7 @@ def test_a_round_that_fails_is_as_if_it_never_began(known: Known) -> None:
     for fails_at in (1, 3, 2, 4):
         n_rounds = 0
 
-        def ending(tokens: list[int]) -> Cut:
+        def ending(tokens: list[int]) -> StopDecision:
             nonlocal n_rounds
             n_rounds += 1
             if n_rounds == fails_at:  # noqa: B023
@@ -197,14 +198,14 @@ def test_a_later_turn_reads_only_what_is_new(known: Known) -> None:
     pair = Pair(known.target)
     cache, state = read_prompt(pair)
     cache.append(4)
-    known.target.walk(mx.array([known.text[len(PROMPT) - 1 :][:4]]), cache.layers, ())
-    cache.remember(3)
+    known.target.forward(mx.array([known.text[len(PROMPT) - 1 :][:4]]), cache.layers, ())
+    cache.snapshot(3)
     cache.commit(4)
     place = cache.length - 1
     cache.append(60)
-    known.target.walk(mx.array([[9] * 60]), cache.layers, ())
+    known.target.forward(mx.array([[9] * 60]), cache.layers, ())
     cache.commit(60)
-    assert cache.truncate(place) == place
+    assert cache.trim_to(place) == place
     text = known.text[: place + 1]
     state = type(state)(history=History(text))
     got = [token for done, _ in rounds(pair, cache, state, 20) for token in done.tokens]
@@ -234,7 +235,7 @@ def test_sampled_tokens_follow_the_target(known: Known) -> None:
     cache, state = read_prompt(pair)
     best = known.written[0]
     cache.append(2)
-    walked = known.target.walk(mx.array([[state.anchor, best]]), cache.layers, ())
+    walked = known.target.forward(mx.array([[state.anchor, best]]), cache.layers, ())
     logits = known.target.logits(walked.hidden)[0]
     scores = log_probs(logits)
     probs = np.array(mx.softmax(filtered(scores, sampling), axis=-1), dtype=np.float64)

@@ -8,11 +8,11 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
 
-from dflash_mlx.compute import Compute, settle_weights
-from dflash_mlx.decode import Pair
 from dflash_mlx.errors import UnsupportedModel
 from dflash_mlx.hub import model_folder
-from dflash_mlx.models.families import FAMILIES, family_of
+from dflash_mlx.loading.compute import Compute, settle_weights
+from dflash_mlx.models.pair import Pair
+from dflash_mlx.models.targets.families import FAMILIES, family_of
 from tests.tiny import PROMPT, ScriptedDraft, answer, plain, tiny_model
 from tests.tiny_configs import CONFIGS
 
@@ -22,7 +22,7 @@ NORMS = ("layernorm.weight", "model.norm.weight", "q_norm.weight", "k_norm.weigh
 
 def logits(model, model_type):
     target = family_of(model_type, model_type)(model)
-    return target.logits(target.walk(TOKENS, target.make_caches(), ()).hidden)
+    return target.logits(target.forward(TOKENS, target.make_caches(), ()).hidden)
 
 
 def write(folder, config, weights):

@@ -7,8 +7,8 @@ import mlx.core as mx
 import pytest
 
 from dflash_mlx.errors import UnsupportedModel
-from dflash_mlx.models.draft_config import DraftConfig
-from dflash_mlx.models.rotation import make_rotation
+from dflash_mlx.models.draft.config import DraftConfig
+from dflash_mlx.models.draft.rope import make_rotation
 
 DRAFT = DraftConfig(
     hidden_size=32,

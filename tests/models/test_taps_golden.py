@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from mlx_lm.utils import load_model
 
-from dflash_mlx.models.families import family_of
+from dflash_mlx.models.targets.families import family_of
 
 TARGETS = Path(__file__).parent.parent / "golden" / "targets"
 FAMILIES = sorted(path.name for path in TARGETS.iterdir())
@@ -30,7 +30,9 @@ def test_taps_equal_the_official_features(family: str, chunk: int) -> None:
     features, logits = [], []
     tokens = golden["tokens"][None]
     for first in range(0, tokens.shape[1], chunk):
-        walked = target.walk(tokens[:, first : first + chunk], caches, json.loads(metadata["taps"]))
+        walked = target.forward(
+            tokens[:, first : first + chunk], caches, json.loads(metadata["taps"])
+        )
         for cache in caches:
             cache.commit(walked.hidden.shape[1])
         features.append(walked.features[0])

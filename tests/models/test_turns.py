@@ -3,9 +3,9 @@
 import pytest
 
 from dflash_mlx.config import GenerationConfig
-from dflash_mlx.decode import Pair
-from dflash_mlx.engine import Engine
-from dflash_mlx.worker import Worker
+from dflash_mlx.engine.engine import Engine
+from dflash_mlx.engine.worker import Worker
+from dflash_mlx.models.pair import Pair
 from tests.tiny import ByteTokenizer, loaded_pair, plain, random_draft, tiny_target
 
 SHORT = GenerationConfig(max_tokens=40)

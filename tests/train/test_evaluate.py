@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dflash_mlx.decode import Pair
+from dflash_mlx.models.pair import Pair
 from dflash_mlx.train.evaluate import Prompt, by_anchors, held_out_prompts, sequentially
 from dflash_mlx.train.features import FeatureStore
 from dflash_mlx.train.predict import predictor
@@ -73,7 +73,7 @@ def test_anchors_count_prefixes_and_only_tokens_that_came():
 def test_a_right_draft_at_anchors_is_the_right_draft_in_decoding(target, tiny_answer, tmp_path):
     """Training's forward pass and decoding's must propose the same tokens."""
     draft = random_draft(target)
-    features = FeatureStore(target, draft.taps, 4, tmp_path, 0, "tiny")
+    features = FeatureStore(target, draft.target_layer_ids, 4, tmp_path, 0, "tiny")
     sample = Sample(PROMPT, tuple(tiny_answer[:24]))
     proposed = []
 

@@ -22,7 +22,7 @@ def test_features_are_what_the_target_gives_behind_the_whole_text(tmp_path):
     made = store(tmp_path)(SAMPLES[0])
     target = tiny_target()
     caches = target.make_caches()
-    walked = target.walk(mx.array([PROMPT]), caches, TAPS)
+    walked = target.forward(mx.array([PROMPT]), caches, TAPS)
     assert mx.array_equal(made.taps, walked.features.astype(mx.bfloat16))
     probs = mx.softmax(target.logits(walked.hidden)[0, 8:], axis=-1)
     best = np.argsort(np.array(probs), axis=-1)[:, -4:]

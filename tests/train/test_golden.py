@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from dflash_mlx.models.draft_file import read_draft_config
-from dflash_mlx.models.drafts import bind, draft_model
+from dflash_mlx.loading.weights import fill, read_safetensors
+from dflash_mlx.models.draft.build import bind, draft_model
+from dflash_mlx.models.draft.config_file import read_draft_config
 from dflash_mlx.train.anchors import blocks_at
 from dflash_mlx.train.features import Features
 from dflash_mlx.train.head import whole_head
 from dflash_mlx.train.objective import Example, Objective
 from dflash_mlx.train.recipe import Recipe
-from dflash_mlx.weights import fill, read_safetensors
 
 TESTS = Path(__file__).resolve().parent.parent
 CASES = ("full", "full_tied", "mixed")

@@ -7,11 +7,11 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
-from dflash_mlx.compute import compute_here
-from dflash_mlx.doctor.machine import this_machine
-from dflash_mlx.engine import LoadHooks
+from dflash_mlx.engine.engine import LoadHooks
 from dflash_mlx.errors import BadRequest, DFlashError, OutOfMemoryBudget, PairMismatch
-from dflash_mlx.loading import load_draft, load_target
+from dflash_mlx.loading.compute import compute_here
+from dflash_mlx.loading.load import load_draft, load_target
+from dflash_mlx.system.machine import this_machine
 from dflash_mlx.train import measuring, planning, preparing, trial
 from dflash_mlx.train.evaluate import held_out_prompts
 from dflash_mlx.train.job import Job

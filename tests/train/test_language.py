@@ -10,7 +10,7 @@ letters and another guess.
 import mlx.core as mx
 import numpy as np
 
-from dflash_mlx.models.drafts import bind
+from dflash_mlx.models.draft.build import bind
 from dflash_mlx.train.anchors import blocks_at
 from dflash_mlx.train.beginning import new_draft
 from dflash_mlx.train.features import FeatureStore
@@ -64,7 +64,7 @@ def test_training_reaches_what_the_language_allows(tmp_path):
     full = {"layer_types": ("full_attention",) * 2, "in_block_causal": (False, False)}
     config = draft_config(target, block_size=BLOCK, target_layer_ids=(0, 1), **full)
     draft = bind(new_draft(config, seed=1), target)
-    features = FeatureStore(target, draft.taps, 4, tmp_path / "features", 10**9, "tiny")
+    features = FeatureStore(target, draft.target_layer_ids, 4, tmp_path / "features", 10**9, "tiny")
     before = measured(draft, features, unseen)
     recipe = Recipe(steps=250, sequences=2, learning_rate=1e-2, distillation=0.0, narrow=0.0)
     train(draft, texts, features, recipe, tmp_path / "c.safetensors", lambda progress: "on")

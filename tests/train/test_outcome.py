@@ -6,12 +6,12 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from dflash_mlx.cards.manifest import trained_thinking
-from dflash_mlx.compute import compute_here
 from dflash_mlx.errors import BadRequest, DFlashError
-from dflash_mlx.loading import load_draft
-from dflash_mlx.models.draft_file import read_draft_config
-from dflash_mlx.models.drafts import bind
+from dflash_mlx.loading.compute import compute_here
+from dflash_mlx.loading.load import load_draft
+from dflash_mlx.models.draft.build import bind
+from dflash_mlx.models.draft.config_file import read_draft_config
+from dflash_mlx.pairs.manifest import trained_thinking
 from dflash_mlx.train.beginning import new_draft
 from dflash_mlx.train.curves import curves
 from dflash_mlx.train.outcome import check_out, publish

@@ -19,7 +19,7 @@ def test_a_cut_head_does_not_mix_tokens_up(target, tmp_path):
     """Places in the cut head taken for ids look up the codebook rows of other tokens."""
     draft = selecting_draft(target)
     sample = Sample(PROMPT[:9], PROMPT[9:30])
-    features = FeatureStore(target, draft.taps, 4, tmp_path, 0, "tiny")(sample)
+    features = FeatureStore(target, draft.target_layer_ids, 4, tmp_path, 0, "tiny")(sample)
     tokens = np.array([*sample.prompt, *sample.answer])
     blocks = blocks_at(tokens, np.array([8, 12, 20]), draft.block_size)
     example = Example(tokens, 8, blocks, features)

@@ -8,10 +8,10 @@ import pytest
 from mlx.utils import tree_flatten
 
 from dflash_mlx.errors import BadRequest
-from dflash_mlx.models.draft_file import read_draft_config
-from dflash_mlx.models.drafts import bind
+from dflash_mlx.loading.tokenizer import Tokenizer
+from dflash_mlx.models.draft.build import bind
+from dflash_mlx.models.draft.config_file import read_draft_config
 from dflash_mlx.models.protocols import TargetShape
-from dflash_mlx.tokenizer import Tokenizer
 from dflash_mlx.train.beginning import (
     cut_vocabulary,
     new_draft,

@@ -102,7 +102,7 @@ def test_a_parquet_file_without_pyarrow_says_what_to_install(tmp_path, monkeypat
     def missing(name):
         raise ImportError(name)
 
-    monkeypatch.setattr("dflash_mlx.data_file.import_module", missing)
+    monkeypatch.setattr("dflash_mlx.hub.data_file.import_module", missing)
     (tmp_path / "rows.parquet").write_bytes(b"PAR1")
     with pytest.raises(BadRequest, match=r"pip install pyarrow|pyarrow"):
         read(str(tmp_path / "rows.parquet"))

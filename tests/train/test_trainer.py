@@ -22,7 +22,9 @@ RECIPE = Recipe(steps=4, sequences=2, anchors=6, learning_rate=1e-2, narrow=0.5,
 def run(folder, recipe=RECIPE, draft=None, watch=lambda progress: "on", samples=SAMPLES):
     """Train a tiny draft in `folder`; return it with its counts."""
     draft = draft or random_draft(tiny_target())
-    store = FeatureStore(draft.target, draft.taps, 4, folder / "features", 10**9, "tiny")
+    store = FeatureStore(
+        draft.target, draft.target_layer_ids, 4, folder / "features", 10**9, "tiny"
+    )
     counts = train(draft, samples, store, recipe, folder / "checkpoint.safetensors", watch)
     return draft, counts
 
@@ -62,7 +64,7 @@ def test_a_reduced_vocabulary_keeps_its_head_and_map(tmp_path):
     """The head is a cut of the target's; only what reads the features learns."""
     draft = random_draft(tiny_target())
     config = replace(draft.model.config, draft_vocab_size=100)
-    from dflash_mlx.models.drafts import bind, draft_model
+    from dflash_mlx.models.draft.build import bind, draft_model
 
     model = draft_model(config, {"lm_head.weight"})
     model.d2t = mx.array(np.arange(100), mx.int32)
@@ -85,7 +87,9 @@ def test_a_selector_learns_too(tmp_path):
 def test_a_nan_in_a_sample_is_left_out_and_counted(tmp_path):
     """One bad sample must not turn a day's weights into NaN."""
     draft = random_draft(tiny_target())
-    store = FeatureStore(draft.target, draft.taps, 4, tmp_path / "features", 10**9, "tiny")
+    store = FeatureStore(
+        draft.target, draft.target_layer_ids, 4, tmp_path / "features", 10**9, "tiny"
+    )
 
     def features(sample):
         made = store(sample)
@@ -140,7 +144,9 @@ def test_every_sample_comes_once_an_epoch_in_a_new_order(tmp_path):
     samples = [Sample(PROMPT[: 5 + i], PROMPT[5 + i : 20 + i]) for i in range(6)]
     seen = []
     draft = random_draft(tiny_target())
-    store = FeatureStore(draft.target, draft.taps, 4, tmp_path / "features", 10**9, "tiny")
+    store = FeatureStore(
+        draft.target, draft.target_layer_ids, 4, tmp_path / "features", 10**9, "tiny"
+    )
 
     def features(sample):
         seen.append(samples.index(sample))

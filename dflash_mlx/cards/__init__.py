@@ -1,1 +1,0 @@
-"""Which draft belongs to which target, in cards shipped, converted or chosen."""

@@ -1,0 +1,9 @@
+"""HTML pages and SVG charts that need no other file.
+
+It must not know what they show.
+"""
+
+__all__ = [
+    "page",
+    "svg",
+]

@@ -1,0 +1,59 @@
+"""The rows of a file of data: a JSON list, JSON or text lines, a parquet table."""
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from dflash_mlx.errors import BadRequest
+from dflash_mlx.system.installer import install_command
+
+ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
+"""What is read as data by its name; a local file of another name is text, a row a line."""
+
+
+def read_rows(file: Path) -> Iterator[Any]:
+    """Yield the rows of `file`, told by its name; blank lines are none.
+
+    Raises:
+        BadRequest: it is a parquet file and pyarrow is not installed.
+        OSError, ValueError: it cannot be read, or is not what its name says.
+    """
+    name = file.name.removesuffix(".gz")
+    if name.endswith(".parquet"):
+        yield from _parquet(file)
+        return
+    try:
+        yield from _lines(file, name)
+    except (EOFError, zlib.error) as error:
+        raise ValueError(f"it is cut short or damaged: {error}") from error
+
+
+def _lines(file: Path, name: str) -> Iterator[Any]:
+    with (
+        gzip.open(file, "rt", encoding="utf-8")
+        if file.suffix == ".gz"
+        else file.open(encoding="utf-8") as lines
+    ):
+        if name.endswith(".json"):
+            values = json.load(lines)
+            yield from values if isinstance(values, list) else [values]
+        elif name.endswith(".jsonl"):
+            yield from (json.loads(line) for line in lines if line.strip())
+        else:
+            yield from (line for line in lines if line.strip())
+
+
+def _parquet(file: Path) -> Iterator[Any]:
+    try:
+        parquet: Any = import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise BadRequest(
+            f"{file.name} is a parquet file, which pyarrow reads: {install_command('pyarrow')}; or "
+            "give a .jsonl file"
+        ) from error
+    for batch in parquet.ParquetFile(file).iter_batches(batch_size=256):
+        yield from batch.to_pylist()

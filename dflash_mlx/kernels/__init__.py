@@ -1,0 +1,9 @@
+"""Puts the kernels of `metal/` into model layers and autotunes them on this machine.
+
+It must not know requests, text or the decode loop.
+"""
+
+__all__ = [
+    "gate",
+    "pair_kernels",
+]

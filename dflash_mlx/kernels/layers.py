@@ -1,0 +1,186 @@
+"""Linear layers that hand blocks of rows to the kernels where the gate chose them.
+
+`exchange_linears` replaces the plain and quantized linear layers and embeddings of a model
+that was just loaded, as quantization itself does, through `update_modules`. A layer of ours is
+a layer of MLX with the same parameters under the same names; for row counts without a choice
+it does what its parent does. Choices are shared by all layers of one shape and may be settled
+later, between requests.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from dflash_mlx.kernels.choices import Choices
+from dflash_mlx.kernels.rewrap import put, rewrap_layer
+from dflash_mlx.metal.build import DEFAULT_DEVICE, Device
+from dflash_mlx.metal.dense_verify import dense_launch
+from dflash_mlx.metal.dense_verify import weight_reasons as dense_reasons
+from dflash_mlx.metal.geometry import MatrixGeometry
+from dflash_mlx.metal.matrix_cases import Weight, matrix_name
+from dflash_mlx.metal.quantized_verify import QuantizedWeight, quantized_launch
+from dflash_mlx.metal.quantized_verify import weight_reasons as quantized_reasons
+from dflash_mlx.metal.refusal import FLOATS, first_reason
+
+
+@dataclass(frozen=True)
+class MatrixGroup:
+    """All matrices of one shape and kind in a model, and the choices they share."""
+
+    name: str
+    weights: tuple[Weight, ...]
+    choices: Choices[MatrixGeometry]
+
+
+class _Chosen:
+    """The choices of a layer; kept out of the module's parameters.
+
+    Weights were seen to fit when the layer was exchanged, so launches skip the refusals: these
+    would cost more Python time per round than all else here.
+    """
+
+    def __init__(self, choices: Choices[MatrixGeometry], device: Device) -> None:
+        self.choices = choices
+        self.device = device
+
+    def geometry(self, x: mx.array) -> MatrixGeometry | None:
+        """The geometry for rows x [..., K], or None where stock MLX was chosen."""
+        geometry = self.choices.at(x.size // x.shape[-1])
+        return geometry if x.dtype in FLOATS else None
+
+    def product(self, x: mx.array, weight: Weight, geometry: MatrixGeometry) -> mx.array:
+        """The product [..., N] of x [..., K], by kernel."""
+        flat = x.reshape(-1, x.shape[-1])
+        if isinstance(weight, QuantizedWeight):
+            launch = quantized_launch(flat, weight, geometry)
+        else:
+            launch = dense_launch(flat, weight, geometry)
+        (y,) = self.device.run(launch)
+        return y.reshape(*x.shape[:-1], -1)
+
+
+class VerifyLinear(nn.Linear):
+    """A linear layer; blocks of rows go to `dense_verify` where it was chosen."""
+
+    _chosen: _Chosen
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """Map x [..., K] to [..., N]."""
+        geometry = self._chosen.geometry(x)
+        if geometry is None:
+            return super().__call__(x)
+        y = self._chosen.product(x, self.weight, geometry)
+        return _biased(y, self)
+
+
+class VerifyQuantizedLinear(nn.QuantizedLinear):
+    """A quantized linear layer; blocks of rows go to `quantized_verify` where it was chosen."""
+
+    _chosen: _Chosen
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """Map x [..., K] to [..., N]."""
+        geometry = self._chosen.geometry(x)
+        if geometry is None:
+            stock: mx.array = super().__call__(x)
+            return stock
+        y = self._chosen.product(x, packed_weight(self), geometry)
+        return _biased(y, self)
+
+
+class VerifyEmbedding(nn.Embedding):
+    """An embedding that is also the head of its model."""
+
+    _chosen: _Chosen
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        """Map x [..., K] to [..., N]."""
+        geometry = self._chosen.geometry(x)
+        if geometry is None:
+            stock: mx.array = super().as_linear(x)
+            return stock
+        weight: mx.array = self.weight
+        return self._chosen.product(x, weight, geometry)
+
+
+class VerifyQuantizedEmbedding(nn.QuantizedEmbedding):
+    """A quantized embedding that is also the head of its model."""
+
+    _chosen: _Chosen
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        """Map x [..., K] to [..., N]."""
+        geometry = self._chosen.geometry(x)
+        if geometry is None:
+            stock: mx.array = super().as_linear(x)
+            return stock
+        return self._chosen.product(x, packed_weight(self), geometry)
+
+
+OURS: Final[dict[type[nn.Module], type[nn.Module]]] = {
+    nn.Linear: VerifyLinear,
+    nn.QuantizedLinear: VerifyQuantizedLinear,
+    nn.Embedding: VerifyEmbedding,
+    nn.QuantizedEmbedding: VerifyQuantizedEmbedding,
+}
+
+
+_MLX: Final = {ours: kind for kind, ours in OURS.items()}
+LINEARS: Final = (nn.Linear, nn.QuantizedLinear)
+
+
+def exchange_linears(
+    model: nn.Module, *, embeddings: bool = True, device: Device | None = DEFAULT_DEVICE
+) -> tuple[MatrixGroup, ...]:
+    """Replace the linear layers of `model` by ours; the groups of equal shape that they form.
+
+    `embeddings` says whether an embedding is a head too; one that only looks rows up is left
+    alone, as are layers that no kernel can take. Without a device nothing is replaced.
+    """
+    if device is None:
+        return ()
+    groups: dict[str, tuple[list[Weight], Choices[MatrixGeometry]]] = {}
+    exchanged: list[tuple[str, nn.Module]] = []
+    for path, layer in model.named_modules():
+        weight = matrix_of(layer) if type(layer) in OURS else None
+        if weight is None or not (embeddings or type(layer) in LINEARS):
+            continue
+        weights, choices = groups.setdefault(matrix_name(weight), ([], Choices()))
+        weights.append(weight)
+        exchanged.append((path, _exchanged(layer, _Chosen(choices, device))))
+    put(model, exchanged)
+    return tuple(
+        MatrixGroup(name, tuple(weights), choices) for name, (weights, choices) in groups.items()
+    )
+
+
+def packed_weight(layer: Any) -> QuantizedWeight:
+    """The matrix of a quantized layer."""
+    return QuantizedWeight(layer.weight, layer.scales, layer.biases, layer.group_size, layer.bits)
+
+
+def _exchanged(layer: nn.Module, chosen: _Chosen) -> nn.Module:
+    made: nn.Module = rewrap_layer(layer, OURS[type(layer)])
+    made._chosen = chosen
+    return made
+
+
+def _biased(y: mx.array, layer: nn.Module) -> mx.array:
+    """`y` with the bias of a linear layer, if it has one."""
+    bias: mx.array | None = layer.get("bias")
+    return y if bias is None else y + bias
+
+
+def matrix_of(layer: nn.Module) -> Weight | None:
+    """The matrix of a layer of MLX's, or of ours, if a kernel can take it, or None."""
+    kind = _MLX.get(type(layer), type(layer))
+    if kind in (nn.Linear, nn.Embedding):
+        dense: mx.array = layer.weight
+        return dense if first_reason(dense_reasons(dense, dense.shape[1])) is None else None
+    if kind in (nn.QuantizedLinear, nn.QuantizedEmbedding) and layer.mode == "affine":
+        packed = packed_weight(layer)
+        inputs = packed.scales.shape[1] * packed.group_size
+        return packed if first_reason(quantized_reasons(packed, inputs)) is None else None
+    return None

@@ -1,0 +1,11 @@
+"""Turns local folders into models and tokenizers in memory, after checking them.
+
+It must not know the network, requests or the decode loop.
+"""
+
+__all__ = [
+    "compute",
+    "load",
+    "tokenizer",
+    "weights",
+]

@@ -1,0 +1,273 @@
+"""A draft's `config.json`, in any of its layouts, into a `DraftConfig`.
+
+Nothing is guessed: a missing key is named, and a key that changes the mathematics in a way we do
+not run is refused by name. The layouts: published DFlash v1 and v2 (flat, `dflash_config`
+nested) and speculators (nested transformer configuration, layer ids counted from the embedding's
+output). Source of the keys: the official `dflash` package 0.1.0 (`model_mlx.load_draft`) and
+speculators 0.9.0 (`DFlashSpeculatorConfig`).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
+from dflash_mlx.models.draft.config import (
+    Attention,
+    ConvolutionConfig,
+    DraftConfig,
+    SelectorConfig,
+)
+from dflash_mlx.models.draft.config_keys import refuse_other_mathematics
+
+_ARCHITECTURES = ("DFlashDraftModel", "DFlash2DraftModel")
+_KINDS = ("dflash", "dflash2")
+_DRAFT_KEYS = ("dflash_config", "speculators_model_type", "target_layer_ids", "markov_rank")
+_DRAFT_WORDS = ("Draft", "Speculator", "DSpark")
+
+_QWEN3_DEFAULTS = {
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 22016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "head_dim": 128,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+}
+"""speculators writes only what differs from transformers' Qwen3Config (5.15.0)."""
+
+
+def is_draft_config(config: Mapping[str, Any]) -> bool:
+    """Whether a `config.json` describes a draft rather than a target."""
+    architectures = config.get("architectures") or []
+    return any(key in config for key in _DRAFT_KEYS) or any(
+        word in name for name in architectures for word in _DRAFT_WORDS
+    )
+
+
+def read_draft_config(config: Mapping[str, Any], source: str = "config.json") -> DraftConfig:
+    """Return the `DraftConfig` of a draft's `config.json`.
+
+    Raises:
+        BadCheckpoint: a key is missing or holds an impossible value.
+        UnsupportedModel: the file describes another kind of model.
+    """
+    if "speculators_model_type" in config:
+        return _read_speculators(config, source)
+    return _read_published(config, source)
+
+
+def _read_published(config: Mapping[str, Any], source: str) -> DraftConfig:
+    architectures = config.get("architectures") or []
+    if any("DSpark" in name for name in architectures):
+        raise UnsupportedModel(
+            f"{source} holds a DSpark draft ({', '.join(architectures)}), which samples from the "
+            "anchor and has a Markov head; we run DFlash and DFlash 2. Use a draft of those, or "
+            "--draft none"
+        )
+    if not any(name in _ARCHITECTURES for name in architectures):
+        raise UnsupportedModel(
+            f"{source} says architectures {architectures}; a draft needs one of "
+            f"{', '.join(_ARCHITECTURES)}. Give a draft here, or use --draft none"
+        )
+    nested = config.get("dflash_config") or {}
+    refuse_other_mathematics(config, nested, source)
+
+    def dflash(key: str, default: Any = None) -> Any:
+        return nested.get(key, config.get(key, default))
+
+    values = _Values(config, source)
+    common = _transformer(values)
+    common |= {
+        "block_size": values.whole("block_size", dflash("block_size")),
+        "mask_token_id": values.whole("mask_token_id", dflash("mask_token_id"), minimum=0),
+        "target_layer_ids": values.ids("target_layer_ids", dflash("target_layer_ids")),
+        "num_target_layers": values.whole("num_target_layers", dflash("num_target_layers")),
+        "input_embedding_scale": values.number(
+            "input_embedding_scale", dflash("input_embedding_scale", 1.0)
+        ),
+        "output_multiplier": values.number("output_multiplier", dflash("output_multiplier", 1.0)),
+        "final_logit_softcapping": values.optional_number(
+            "final_logit_softcapping", dflash("final_logit_softcapping")
+        ),
+        "in_block_causal": _in_block_causal(common["layer_types"], dflash("is_causal")),
+        "target_hidden_size": dflash("target_hidden_size"),
+        "attention_sinks": bool(dflash("attention_sink_bias", False)),
+        "draft_vocab_size": _reduced(values, dflash("draft_vocab_size"), common["vocab_size"]),
+    }
+    if "DFlash2DraftModel" in architectures:
+        common |= _second(values, dflash)
+    return _checked(DraftConfig(**common), source)
+
+
+def _read_speculators(config: Mapping[str, Any], source: str) -> DraftConfig:
+    kind = config["speculators_model_type"]
+    if kind not in _KINDS:
+        raise UnsupportedModel(
+            f"{source} holds a speculators draft of kind {kind!r}; we run {' and '.join(_KINDS)}. "
+            "Use a DFlash draft, or --draft none"
+        )
+    layers = config.get("transformer_layer_config") or {}
+    refuse_other_mathematics(layers, config, source)
+    defaults = _QWEN3_DEFAULTS if layers.get("model_type", "qwen3") == "qwen3" else {}
+    values = _Values({**defaults, **layers}, source)
+    common = _transformer(values)
+    shifted = values.ids("aux_hidden_state_layer_ids", config.get("aux_hidden_state_layer_ids"))
+    non_causal = config.get("sliding_window_non_causal", kind == "dflash2")
+    common |= {
+        "block_size": values.whole("block_size", config.get("block_size")),
+        "mask_token_id": values.whole("mask_token_id", config.get("mask_token_id"), minimum=0),
+        # speculators counts hidden states, of which number 0 is the embedding's output
+        "target_layer_ids": tuple(index - 1 for index in shifted),
+        "num_target_layers": config.get("num_target_layers"),
+        "in_block_causal": _in_block_causal(common["layer_types"], False if non_causal else None),
+        "target_hidden_size": config.get("target_hidden_size"),
+        "draft_vocab_size": _reduced(values, config.get("draft_vocab_size"), common["vocab_size"]),
+    }
+    if kind == "dflash2":
+        common |= _second(values, config.get)
+    return _checked(DraftConfig(**common), source)
+
+
+def _reduced(values: "_Values", stated: Any, vocab_size: int) -> int | None:
+    """Return the size of a vocabulary smaller than the target's, None where it is the target's."""
+    if stated is None or stated == vocab_size:
+        return None
+    return values.whole("draft_vocab_size", stated)
+
+
+def _second(values: "_Values", get: Any) -> dict[str, Any]:
+    """Return what DFlash 2 adds."""
+
+    def size(key: str) -> int:
+        return values.whole(key, get(key))
+
+    return {
+        "convolution": ConvolutionConfig(size("conv_kernel_size"), size("conv_group_size")),
+        "selector": SelectorConfig(size("selector_rank"), size("selector_top_k")),
+    }
+
+
+def _transformer(values: "_Values") -> dict[str, Any]:
+    """Return the keys that every layout shares with an ordinary Qwen3 configuration."""
+    get = values.config.get
+    layers = values.whole("num_hidden_layers", get("num_hidden_layers"))
+    rope = get("rope_parameters") or get("rope_scaling")
+    theta = get("rope_theta")
+    if theta is None and rope:
+        theta = rope.get("rope_theta")
+    heads = values.whole("num_attention_heads", get("num_attention_heads"))
+    hidden = values.whole("hidden_size", get("hidden_size"))
+    types = tuple(get("layer_types") or ["full_attention"] * layers)
+    if len(types) != layers or set(types) - {"full_attention", "sliding_attention"}:
+        raise BadCheckpoint(
+            f"{values.source}: layer_types is {list(types)}; it needs {layers} entries, each "
+            "full_attention or sliding_attention"
+        )
+    window = get("sliding_window") if "sliding_attention" in types else None
+    if "sliding_attention" in types:
+        window = values.whole("sliding_window", window, minimum=2)
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": values.whole("intermediate_size", get("intermediate_size")),
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": values.whole(
+            "num_key_value_heads", get("num_key_value_heads", heads)
+        ),
+        "head_dim": values.whole("head_dim", get("head_dim", hidden // heads)),
+        "vocab_size": values.whole("vocab_size", get("vocab_size")),
+        "rms_norm_eps": values.number("rms_norm_eps", get("rms_norm_eps")),
+        "rope_theta": values.number("rope_theta", theta),
+        "rope_scaling": dict(rope) if rope else None,
+        "max_position_embeddings": values.whole(
+            "max_position_embeddings", get("max_position_embeddings")
+        ),
+        "layer_types": types,
+        "sliding_window": window,
+        "attention_bias": bool(get("attention_bias", False)),
+        "quantization": get("quantization") or get("quantization_config"),
+    }
+
+
+def _in_block_causal(types: tuple[Attention, ...], stated: bool | None) -> tuple[bool, ...]:
+    """Sliding layers are causal inside the block and full ones are not, unless stated."""
+    if stated is not None:
+        return (bool(stated),) * len(types)
+    return tuple(kind == "sliding_attention" for kind in types)
+
+
+def _checked(draft: DraftConfig, source: str) -> DraftConfig:
+    taps = draft.target_layer_ids
+    if len(set(taps)) != len(taps):
+        raise BadCheckpoint(
+            f"{source}: target_layer_ids {list(taps)} repeat; each tap is one layer"
+        )
+    depth = draft.num_target_layers
+    outside = [index for index in taps if index < 0 or (depth is not None and index >= depth)]
+    if outside:
+        layers = "layers, which count from 0" if depth is None else f"layers 0 to {depth - 1}"
+        raise BadCheckpoint(
+            f"{source}: target_layer_ids {outside} lie outside the target's {layers}; "
+            "the file does not describe this pair"
+        )
+    if draft.num_attention_heads % draft.num_key_value_heads:
+        raise BadCheckpoint(
+            f"{source}: {draft.num_attention_heads} query heads do not share "
+            f"{draft.num_key_value_heads} key/value heads evenly"
+        )
+    if draft.block_size < 2:
+        raise BadCheckpoint(f"{source}: block_size is {draft.block_size}; it needs 2 or more")
+    _check_second(draft, source)
+    return draft
+
+
+def _check_second(draft: DraftConfig, source: str) -> None:
+    """Check what only a DFlash 2 draft has."""
+    convolution, selector = draft.convolution, draft.selector
+    if convolution and draft.hidden_size % convolution.group_size:
+        raise BadCheckpoint(
+            f"{source}: groups of {convolution.group_size} channels do not divide hidden_size "
+            f"{draft.hidden_size}"
+        )
+    if selector and selector.top_k > draft.vocab_size:
+        raise BadCheckpoint(
+            f"{source}: selector_top_k is {selector.top_k} of a vocabulary of {draft.vocab_size}"
+        )
+    if selector and draft.draft_vocab_size:
+        raise UnsupportedModel(
+            f"{source}: a selector over a reduced vocabulary of {draft.draft_vocab_size} tokens; "
+            "we run selectors over the target's. Use another draft, or --draft none"
+        )
+
+
+class _Values:
+    """Reads values out of a configuration, naming the key when one is missing or wrong."""
+
+    def __init__(self, config: Mapping[str, Any], source: str) -> None:
+        self.config = config
+        self.source = source
+
+    def whole(self, key: str, value: Any, minimum: int = 1) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise self._wrong(key, value, f"a whole number >= {minimum}")
+        return value
+
+    def number(self, key: str, value: Any) -> float:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self._wrong(key, value, "a number")
+        return float(value)
+
+    def optional_number(self, key: str, value: Any) -> float | None:
+        return None if value is None else self.number(key, value)
+
+    def ids(self, key: str, value: Any) -> tuple[int, ...]:
+        if not isinstance(value, list | tuple) or not value:
+            raise self._wrong(key, value, "a list of layer numbers (it is never guessed)")
+        return tuple(self.whole(key, item, minimum=0) for item in value)
+
+    def _wrong(self, key: str, value: Any, need: str) -> BadCheckpoint:
+        got = "missing" if value is None else repr(value)
+        return BadCheckpoint(f"{self.source}: {key} is {got}; it needs {need}")

@@ -1,0 +1,203 @@
+"""The DFlash 2 draft: convolutions round each sublayer, and a selector that picks a path.
+
+The backbone is v1's. A grouped dynamic convolution mixes each row of the block with the rows
+before it, before and after attention and feed-forward; both kernels come from one projection of
+the sublayer's input. The selector keeps the K best tokens of every slot and walks from the
+anchor to the right, scoring each candidate by its logit and by how it follows the token chosen
+before it: `logit + <A[before] * (H h), C[candidate]>`.
+
+Letters: D hidden size, B rows of the block, T taps of a kernel, G groups of channels, K
+candidates, R rank of the codebooks. Source: the official `dflash` package 0.1.0.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from dflash_mlx.cache import ContextCache
+from dflash_mlx.models.draft.config import ConvolutionConfig, DraftConfig, SelectorConfig
+from dflash_mlx.models.draft.dflash import Attend, BoundDraft, DraftLayer, DraftModel
+from dflash_mlx.models.protocols import Block, Candidates, Target
+from dflash_mlx.models.random_keys import Stream, draw, row_key
+
+Pick = Callable[[mx.array, int], mx.array]
+"""`(scores [K] of a slot's candidates, slot) -> index of the one that is taken`."""
+
+
+class BlockConvolution(nn.Module):
+    """Two causal convolutions within a block, their kernels depending on each row."""
+
+    def __init__(self, dim: int, config: ConvolutionConfig) -> None:
+        super().__init__()
+        self.n_taps, self.n_groups = config.kernel_size, dim // config.group_size
+        self.base_kernel = mx.zeros((2, self.n_taps, dim))
+        self.kernel_projection = nn.Linear(dim, 2 * self.n_taps * self.n_groups, bias=False)
+
+    def before(self, rows: mx.array) -> tuple[mx.array, mx.array]:
+        """Return rows [N, B, D] convolved, and the kernels [N, B, T, G] for `after`."""
+        shape = (*rows.shape[:2], 2, self.n_taps, self.n_groups)
+        kernels = self.kernel_projection(rows).reshape(shape)
+        return self.convolve(rows, kernels[:, :, 0], self.base_kernel[0]), kernels[:, :, 1]
+
+    def after(self, rows: mx.array, kernels: mx.array) -> mx.array:
+        """Return a sublayer's output rows [N, B, D] convolved with `kernels`."""
+        return self.convolve(rows, kernels, self.base_kernel[1])
+
+    def convolve(self, rows: mx.array, kernels: mx.array, base: mx.array) -> mx.array:
+        """Sum earlier rows weighted by `base` [T, D] and `kernels` [N, B, T, G]; before slot 0
+        there is nothing, for the convolution never reaches out of the block.
+        """
+        n_blocks, n_rows, dim = rows.shape
+        grouped = rows.reshape(n_blocks, n_rows, self.n_groups, -1)
+        total = mx.zeros_like(grouped)
+        for tap in range(min(self.n_taps, n_rows)):
+            shifted = mx.pad(grouped[:, : n_rows - tap], [(0, 0), (tap, 0), (0, 0), (0, 0)])
+            fixed = base[tap].reshape(self.n_groups, -1).astype(rows.dtype)
+            total = total + (fixed + kernels[:, :, tap, :, None]) * shifted
+        return total.reshape(n_blocks, n_rows, dim)
+
+
+class ConvolvedLayer(DraftLayer):
+    """A draft layer with a convolution round each of its sublayers."""
+
+    def __init__(self, config: DraftConfig, index: int) -> None:
+        super().__init__(config, index)
+        assert config.convolution is not None
+        self.attention_conv = BlockConvolution(config.hidden_size, config.convolution)
+        self.mlp_conv = BlockConvolution(config.hidden_size, config.convolution)
+
+    def mix(self, rows: mx.array, attend: Attend) -> mx.array:
+        """Return [N, B, D] for block rows [N, B, D], whose attention is `attend`."""
+        mixed, kernels = self.attention_conv.before(self.input_layernorm(rows))
+        rows = rows + self.attention_conv.after(attend(mixed), kernels)
+        mixed, kernels = self.mlp_conv.before(self.post_attention_layernorm(rows))
+        return rows + self.mlp_conv.after(self.mlp(mixed), kernels)
+
+
+class Slots(NamedTuple):
+    """What the slots of a block offer."""
+
+    ids: mx.array
+    """[B - 1, K] candidates."""
+    unary: mx.array
+    """[B - 1, K], their logits."""
+    context: mx.array
+    """[B - 1, R], the slots' hidden rows in the codebooks' space."""
+
+
+class Path(NamedTuple):
+    """One token for each slot, and what it was chosen from."""
+
+    tokens: mx.array
+    """[B - 1]."""
+    ids: mx.array
+    """[B - 1, K] candidates."""
+    scores: mx.array
+    """[B - 1, K], given the tokens before."""
+
+
+@dataclass(frozen=True)
+class Picking:
+    """How a slot's token is taken: the best, or drawn with the key of its position.
+
+    Drawing takes the best after `noise` was added to the scores over the temperature.
+    """
+
+    temperature: float
+    seed: int
+    anchor_position: int
+
+    def __call__(self, scores: mx.array, slot: int) -> mx.array:
+        """Return the index of the candidate taken from `scores` [K]."""
+        if self.temperature <= 0:
+            return mx.argmax(scores)
+        position = self.anchor_position + 1 + slot
+        return draw(scores[None] / self.temperature, self.seed, position, Stream.DRAFT)[0]
+
+    def noise(self, n_slots: int, n_candidates: int) -> mx.array:
+        """Return what with_sampling adds, [S, K]; nothing where the best is taken."""
+        if self.temperature <= 0:
+            return mx.zeros((n_slots, n_candidates))
+        keys = [
+            row_key(self.seed, self.anchor_position + 1 + slot, Stream.DRAFT)
+            for slot in range(n_slots)
+        ]
+        return mx.stack([mx.random.gumbel((n_candidates,), key=key) for key in keys])
+
+
+class CandidateSelector(nn.Module):
+    """Walks through the slots' best tokens from left to right."""
+
+    def __init__(self, config: DraftConfig, selector: SelectorConfig) -> None:
+        super().__init__()
+        self.top_k, self.n_ids = selector.top_k, config.vocab_size
+        self.predecessor_codebook = nn.Embedding(config.vocab_size, selector.rank)
+        self.successor_codebook = nn.Embedding(config.vocab_size, selector.rank)
+        self.hidden_projection = nn.Linear(config.hidden_size, selector.rank, bias=False)
+
+    def __call__(self, hidden: mx.array, logits: mx.array, anchor: int, pick: Pick) -> Path:
+        """Return the path that `pick` takes behind `anchor`.
+
+        `hidden` [1, B - 1, D] is normed, `logits` [1, B - 1, V] are the draft's.
+        """
+        ids = mx.argpartition(logits[0], -self.top_k, axis=-1)[:, -self.top_k :]
+        unary = mx.take_along_axis(logits[0], ids, axis=-1)
+        # a target's padded vocabulary may reach beyond the codebook
+        before = mx.array(min(anchor, self.n_ids - 1))
+        return self.forward(before, Slots(ids, unary, self.hidden_projection(hidden)[0]), pick)
+
+    def forward(self, before: mx.array, slots: Slots, pick: Pick) -> Path:
+        """Return the path that `pick` takes behind the token `before`, a scalar."""
+        ids, unary, context = slots
+        successors = self.successor_codebook(ids)
+        tokens, scores = [], []
+        for slot in range(ids.shape[0]):
+            # a quantized codebook looks up lists of ids only
+            follows = self.predecessor_codebook(before[None])[0] * context[slot]
+            scores.append(unary[slot] + (successors[slot] * follows).sum(axis=-1))
+            before = mx.take(ids[slot], pick(scores[-1], slot))
+            tokens.append(before)
+        return Path(mx.stack(tokens), ids, mx.stack(scores))
+
+
+class SelectingModel(DraftModel):
+    """The weights of a DFlash 2 draft and its forward pass."""
+
+    layer_class = ConvolvedLayer
+
+    def __init__(self, config: DraftConfig, own_embedding: bool, own_head: bool) -> None:
+        super().__init__(config, own_embedding, own_head)
+        assert config.selector is not None
+        self.candidate_selector = CandidateSelector(config, config.selector)
+
+
+class SelectingDraft(BoundDraft):
+    """A DFlash 2 draft with its target; greedy until `with_sampling` gives it a temperature."""
+
+    model: SelectingModel
+
+    def __init__(
+        self, model: SelectingModel, target: Target, temperature: float = 0.0, seed: int = 0
+    ) -> None:
+        super().__init__(model, target)
+        self.temperature = temperature
+        self.seed = seed
+
+    def with_sampling(self, temperature: float, seed: int) -> "SelectingDraft":
+        """Return this draft, with_sampling its path at `temperature` with the request's seed."""
+        return SelectingDraft(self.model, self.target, temperature, seed)
+
+    def propose(self, anchor: int, n_rows: int, context: ContextCache) -> Block:
+        """Propose the selector's path behind `anchor`, with its probabilities where drawn."""
+        hidden = self.hidden(anchor, n_rows, context)
+        logits = self.logits(self.for_head(hidden))
+        pick = Picking(self.temperature, self.seed, context.length)
+        path = self.model.candidate_selector(hidden, logits, anchor, pick)
+        healthy = mx.isfinite(mx.max(logits, axis=-1)).all() & mx.isfinite(path.scores).all()
+        candidates = None
+        if self.temperature > 0:
+            candidates = Candidates(path.ids, mx.softmax(path.scores / self.temperature, axis=-1))
+        return Block(path.tokens[None], healthy, candidates)

@@ -1,0 +1,117 @@
+"""The draft's rotary embedding, as its training framework computes it.
+
+Drafts are trained with transformers, whose YaRN reads `truncate` and `attention_factor`; gpt-oss
+configurations set the first. mlx-lm's YaRN reads neither, so this one is ours. Other kinds are
+mlx-lm's, which agree.
+Source: transformers 5.15.0, `modeling_rope_utils._compute_yarn_parameters`; arXiv 2309.00071.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models.rope_utils import initialize_rope
+
+from dflash_mlx.errors import UnsupportedModel
+from dflash_mlx.models.draft.config import DraftConfig
+
+Rotation = Callable[..., mx.array]
+"""Rotates [1, heads, n, head size] by position; `offset` is the position of the first row."""
+
+_KINDS = ("default", "linear", "llama3", "yarn")
+
+
+def make_rotation(config: DraftConfig) -> Rotation:
+    """Return the rotation that `config` describes.
+
+    Raises:
+        UnsupportedModel: the configuration asks for a kind of rotation we do not run.
+    """
+    scaling = {
+        "original_max_position_embeddings": config.max_position_embeddings,
+        **(config.rope_scaling or {}),
+    }
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    if kind not in _KINDS:
+        raise UnsupportedModel(
+            f"the draft's rotation is {kind!r}; we run {', '.join(_KINDS)}. "
+            "Use another draft, or --draft none"
+        )
+    if scaling.get("partial_rotary_factor", 1.0) != 1.0:
+        raise UnsupportedModel(
+            f"the draft rotates {scaling['partial_rotary_factor']} of each head; "
+            "we need the whole head rotated. Use another draft, or --draft none"
+        )
+    if kind == "yarn":
+        factor = scaling.get("factor") or (
+            config.max_position_embeddings / scaling["original_max_position_embeddings"]
+        )
+        periods = yarn_periods(config.head_dim, config.rope_theta, factor, scaling)
+        return _Yarn(periods, attention_factor(factor, scaling))
+    rotation: Rotation = initialize_rope(
+        config.head_dim, config.rope_theta, False, scaling, config.max_position_embeddings
+    )
+    return rotation
+
+
+class _Yarn:
+    """Rotation at given periods, of vectors lengthened by the attention factor."""
+
+    def __init__(self, periods: np.ndarray, factor: float) -> None:
+        self._periods = mx.array(periods, mx.float32)
+        self._factor = factor
+
+    def __call__(self, rows: mx.array, offset: int) -> mx.array:
+        """Return `rows` [1, heads, n, head size] rotated, the first row at `offset`."""
+        return mx.fast.rope(
+            rows * self._factor,
+            2 * len(self._periods),
+            traditional=False,
+            base=None,
+            scale=1.0,
+            offset=offset,
+            freqs=self._periods,
+        )
+
+
+def yarn_periods(
+    head_dim: int, theta: float, factor: float, scaling: Mapping[str, Any]
+) -> np.ndarray:
+    """Return the period of each of the `head_dim / 2` planes, in positions per radian.
+
+    Fast planes keep their period, slow ones are stretched by `factor`, and those between, by
+    how often they turn within the original length, are blended.
+    """
+    original = scaling["original_max_position_embeddings"]
+
+    def plane(turns: float) -> float:
+        return head_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low = plane(scaling.get("beta_fast") or 32)
+    high = plane(scaling.get("beta_slow") or 1)
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001  # the ramp needs a width
+    stretched = np.clip((np.arange(head_dim // 2) - low) / (high - low), 0, 1)
+    period = theta ** (np.arange(0, head_dim, 2) / head_dim)
+    blended: np.ndarray = 1 / ((1 - stretched) / period + stretched / (factor * period))
+    return blended
+
+
+def attention_factor(factor: float, scaling: Mapping[str, Any]) -> float:
+    """Return what queries and keys are multiplied by, so that attention stays sharp."""
+    stated = scaling.get("attention_factor")
+    if stated is not None:
+        return float(stated)
+
+    def length(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
+
+    mscale, of_all = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    if mscale and of_all:
+        return length(mscale) / length(of_all)
+    return length(1)

@@ -1,0 +1,149 @@
+"""The walk over a decoder: embedding, layers with taps between them, norm, head.
+
+Weights and layer modules are mlx-lm's; nothing in them is replaced or hooked. A family file
+subclasses this and overrides what its architecture does differently.
+"""
+
+from collections.abc import Hashable, Sequence
+from functools import cached_property
+from typing import Any, ClassVar
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from dflash_mlx.cache import KVCache, LayerCache, Mask
+from dflash_mlx.models.protocols import FindBest, TargetOutput, TargetShape, no_fused_argmax
+from dflash_mlx.models.targets.step_bytes import step_bytes
+
+
+class DecoderTarget:
+    """A target whose layers are called as `layer(hidden, mask, cache)`.
+
+    `model` is an mlx-lm `Model` holding the weights. The text model is that or, in multimodal
+    packagings, its `language_model`; it has `args`, `model` (with `embed_tokens`, `layers` and
+    `norm`) and, unless the embedding is the head, `lm_head`.
+    """
+
+    model_types: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        text: Any = getattr(model, "language_model", model)
+        self._text: Any = text
+        self._body: Any = text.model
+        self._args: Any = text.args
+        self.best: FindBest = no_fused_argmax
+        """The best token of every row of `hidden` [1, n, D], or None where logits are wanted."""
+
+    @cached_property
+    def shape(self) -> TargetShape:
+        """The facts others depend on; weights are taken to be as they will be used."""
+        return TargetShape(
+            family=self.model.args.model_type,
+            hidden_size=self._args.hidden_size,
+            n_layers=len(self._body.layers),
+            vocab_size=self._args.vocab_size,
+            context_length=self._context_length(),
+            row_bytes=self._row_bytes(),
+            step_bytes=step_bytes(self.model, self._args, self._last_layer),
+        )
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether all that this walk does is a model's embedding, `run_layer`s, norm and head.
+
+        The converter walks such targets one layer at a time, by mlx-lm's names.
+        """
+        parts = ("embed", "forward", "logits", "_enter", "_norm")
+        own = any(getattr(type(self), part) is not getattr(DecoderTarget, part) for part in parts)
+        return self._text is self.model and not own
+
+    @property
+    def head_layer(self) -> nn.Module | None:
+        """The layer that is the head and all of it; None where a family does more."""
+        own = any(
+            getattr(type(self), part) is not getattr(DecoderTarget, part)
+            for part in ("head", "logits")
+        )
+        if own:
+            return None
+        return self._last_layer
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the embedding is the head too."""
+        return "lm_head" not in self._text
+
+    def make_caches(self) -> list[LayerCache]:
+        """Return an empty cache for every layer that keeps rows."""
+        return [KVCache() for _ in self._body.layers]
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """Return the embeddings [1, n, D] of `tokens` [1, n]."""
+        embedded: mx.array = self._body.embed_tokens(tokens)
+        return embedded
+
+    def forward(
+        self, tokens: mx.array, caches: Sequence[LayerCache], target_layer_ids: Sequence[int]
+    ) -> TargetOutput:
+        """Run `tokens` [1, n] through all layers, appending their rows to `caches`."""
+        hidden = self._enter(tokens)
+        masks = self.masks(hidden, caches)
+        outputs: dict[int, mx.array] = {}
+        for index, layer in enumerate(self._body.layers):
+            hidden = self.run_layer(layer, hidden, masks[index], caches[index])
+            if index in target_layer_ids:
+                outputs[index] = hidden
+        return self._output(hidden, [outputs[index] for index in target_layer_ids])
+
+    def head(self, hidden: mx.array) -> mx.array:
+        """Project normed `hidden` [1, n, D] to [1, n, V]."""
+        head = self._body.embed_tokens.as_linear if self.is_tied else self._text.lm_head
+        projected: mx.array = head(hidden)
+        return projected
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """Return the logits [1, n, V] that the target predicts with."""
+        return self.head(hidden)
+
+    def masks(self, hidden: mx.array, caches: Sequence[LayerCache]) -> list[Mask]:
+        """Return one mask per cache for rows [1, n, D] to be appended, made once for each kind."""
+        made: dict[Hashable, Mask] = {}
+        for cache in caches:
+            if cache.kind not in made:
+                made[cache.kind] = cache.mask(hidden.shape[1])
+        return [made[cache.kind] for cache in caches]
+
+    def run_layer(self, layer: Any, hidden: mx.array, mask: Mask, cache: Any) -> mx.array:
+        """Return a layer's output [1, n, D], its rows appended to `cache`."""
+        output: mx.array = layer(hidden, mask, cache)
+        return output
+
+    def _enter(self, tokens: mx.array) -> mx.array:
+        """Return what the first layer gets, [1, n, D]."""
+        return self.embed(tokens)
+
+    def _norm(self, hidden: mx.array) -> mx.array:
+        """Return `hidden` [1, n, D] after the final norm."""
+        normed: mx.array = self._body.norm(hidden)
+        return normed
+
+    def _output(self, hidden: mx.array, tapped: list[mx.array]) -> TargetOutput:
+        features = tapped or [mx.zeros((1, hidden.shape[1], 0))]
+        return TargetOutput(self._norm(hidden), mx.concatenate(features, axis=-1))
+
+    def _context_length(self) -> int:
+        """Positions the target was trained for, a large number where it does not say."""
+        return getattr(self._args, "max_position_embeddings", None) or 2**20
+
+    def _row_bytes(self) -> int:
+        """Bytes that one token adds to the caches: what an unevaluated step would append."""
+        caches = self.make_caches()
+        self.forward(mx.zeros((1, 1), mx.int32), caches, ())
+        return sum(cache.row_bytes for cache in caches)
+
+    @property
+    def _last_layer(self) -> nn.Module:
+        """The layer with the head's weights."""
+        layer: nn.Module = self._body.embed_tokens if self.is_tied else self._text.lm_head
+        return layer

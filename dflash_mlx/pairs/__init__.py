@@ -1,0 +1,11 @@
+"""Known pairs of target and draft models, and how a name selects one.
+
+It must not know the network or weights.
+"""
+
+__all__ = [
+    "converted",
+    "manifest",
+    "pairing",
+    "registry",
+]

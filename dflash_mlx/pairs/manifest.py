@@ -1,0 +1,222 @@
+"""`pair.json`: what a converted folder says about its target, its draft and where they came from.
+
+A folder may hold a target, a draft, or both (the draft in `draft/`). This file knows the card's
+fields and how to compare them with the models that lie there; it reads no weights. A card that
+does not fit means that files of two conversions were mixed, which shows in no shape.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+from dflash_mlx.errors import BadCheckpoint, PairMismatch
+from dflash_mlx.models.draft.config import DraftConfig
+from dflash_mlx.models.draft.config_file import read_draft_config
+from dflash_mlx.system.json_file import read_json
+
+FILE = "pair.json"
+FORMAT = 1
+DRAFT_FOLDER = "draft"
+"""Where the draft of a pair lies inside its target's folder."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where weights came from and what became of them.
+
+    `date` is the day of the source, `bits` the average width by role, `shards` the SHA-256 of
+    each file of weights.
+    """
+
+    source: str
+    revision: str | None = None
+    date: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    bits: Mapping[str, float] = field(default_factory=dict)
+    shards: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TargetFacts:
+    """What a draft depends on in its target. `tokenizer` is a hash, None without tokenizer."""
+
+    architecture: str
+    hidden_size: int
+    num_hidden_layers: int
+    vocab_size: int
+    tokenizer: str | None = None
+
+
+@dataclass(frozen=True)
+class DraftFacts:
+    """What a target and a decode loop depend on in a draft; see `DraftConfig`."""
+
+    hidden_size: int
+    feature_size: int
+    vocab_size: int
+    num_target_layers: int | None
+    target_layer_ids: tuple[int, ...]
+    block_size: int
+    mask_token_id: int
+    layer_types: tuple[str, ...]
+    in_block_causal: tuple[bool, ...]
+    sliding_window: int | None = None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One card. `thinking` is the mode the draft was trained for, None where it does not matter."""
+
+    target: TargetFacts | None = None
+    target_origin: Origin | None = None
+    draft: DraftFacts | None = None
+    draft_origin: Origin | None = None
+    thinking: bool | None = None
+
+    def write(self, folder: Path) -> None:
+        """Write the card into `folder`."""
+        table = {"format": FORMAT, **asdict(self)}
+        text = json.dumps(table, indent=2, sort_keys=True, default=dict)
+        (folder / FILE).write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: Path) -> Self | None:
+        """Return the card in `folder`, None if there is none.
+
+        Raises:
+            BadCheckpoint: the file is no card.
+        """
+        path = folder / FILE
+        if not path.is_file():
+            return None
+        try:
+            table = json.loads(path.read_text(encoding="utf-8"))
+            if table["format"] != FORMAT:
+                raise BadCheckpoint(
+                    f"{path} has format {table['format']} and we read {FORMAT}; update dflash-mlx"
+                )
+            return cls(
+                target=_read(TargetFacts, table["target"]),
+                target_origin=_read(Origin, table["target_origin"]),
+                draft=_read(DraftFacts, table["draft"]),
+                draft_origin=_read(Origin, table["draft_origin"]),
+                thinking=table["thinking"],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, BadCheckpoint):
+                raise
+            raise BadCheckpoint(
+                f"{path} is no pair card ({error}); convert the pair again"
+            ) from error
+
+    def check(self, target: TargetFacts | None, draft: DraftFacts | None, source: str) -> None:
+        """Check that the models in a folder are those that the card speaks of.
+
+        Raises:
+            PairMismatch: a field differs; it is named, with both values.
+        """
+        for kind, said, found in (("target", self.target, target), ("draft", self.draft, draft)):
+            if said is None or found is None:
+                continue
+            for item in fields(said):
+                card, model = getattr(said, item.name), getattr(found, item.name)
+                if card != model:
+                    raise PairMismatch(
+                        f"{source}/{FILE} gives its {kind} the {item.name} {card!r} and the files "
+                        f"say {model!r}; files of two conversions are mixed, convert again"
+                    )
+
+
+def _read(kind: type[Any], table: Mapping[str, Any] | None) -> Any:
+    if table is None:
+        return None
+    values = {name: tuple(item) if isinstance(item, list) else item for name, item in table.items()}
+    return kind(**values)
+
+
+def target_facts(config: Mapping[str, Any], folder: Path) -> TargetFacts:
+    """Return the facts of the target whose `config.json` is `config` and which lies in `folder`.
+
+    Raises:
+        BadCheckpoint: the configuration lacks a size.
+    """
+    inner = config.get("text_config") or config
+
+    def whole(key: str) -> int:
+        value = inner.get(key, config.get(key))
+        if not isinstance(value, int):
+            raise BadCheckpoint(f"{folder}/config.json: {key} is {value!r}; it needs a number")
+        return value
+
+    return TargetFacts(
+        architecture=str(config.get("model_type")),
+        hidden_size=whole("hidden_size"),
+        num_hidden_layers=whole("num_hidden_layers"),
+        vocab_size=whole("vocab_size"),
+        tokenizer=tokenizer_hash(folder),
+    )
+
+
+def draft_facts(config: DraftConfig) -> DraftFacts:
+    """Return the facts of a draft."""
+    return DraftFacts(
+        feature_size=config.feature_size,
+        **{
+            item.name: getattr(config, item.name)
+            for item in fields(DraftFacts)
+            if item.name != "feature_size"
+        },
+    )
+
+
+def check_cards(target: Path, draft: Path | None) -> None:
+    """Check a target, and a draft inside its folder, against the card that lies with them.
+
+    A draft from elsewhere is not what the card speaks of; its shapes are checked at loading.
+
+    Raises:
+        PairMismatch: the card speaks of other models; the field is named.
+        BadCheckpoint: the card or a configuration cannot be read.
+    """
+    card = Manifest.read(target) if target.is_dir() else None
+    if card is None:
+        return
+    card.check(
+        target_facts(read_json(target / "config.json"), target),
+        draft_facts(read_draft_config(read_json(draft / "config.json")))
+        if draft and _inside(draft, target)
+        else None,
+        str(target),
+    )
+
+
+def trained_thinking(target: Path, draft: Path | None) -> bool | None:
+    """Return the thinking mode that the cards beside a target and its draft give the draft.
+
+    The target's card speaks of the draft inside, and of none where no draft runs; a draft from
+    elsewhere has its own card, or none.
+
+    Raises:
+        BadCheckpoint: a card cannot be read.
+    """
+    owner = draft if draft and not _inside(draft, target) else target
+    card = Manifest.read(owner) if owner.is_dir() else None
+    return card.thinking if card else None
+
+
+def _inside(draft: Path, target: Path) -> bool:
+    """Whether a draft is the one that lies in its target's folder."""
+    return draft.resolve() == (target / DRAFT_FOLDER).resolve()
+
+
+def tokenizer_hash(folder: Path) -> str | None:
+    """Return a hash of the tokenizer's own file in `folder`, None if there is no tokenizer."""
+    for name in ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json"):
+        path = folder / name
+        if path.is_file():
+            with path.open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+    return None

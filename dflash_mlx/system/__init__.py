@@ -1,0 +1,14 @@
+"""What this machine is and where the program keeps its own files.
+
+It must not know models, checkpoints or requests.
+"""
+
+__all__ = [
+    "blas",
+    "installer",
+    "json_file",
+    "machine",
+    "memory",
+    "paths",
+    "settings",
+]

@@ -1,0 +1,242 @@
+"""Contests over matrices: linear layers and the head, against what stock MLX does with them.
+
+Every check uses outliers and ragged sizes; every chain walks over all weights that the model
+has of a shape. Letters: M rows, K inputs, N outputs.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import mlx.core as mx
+
+from dflash_mlx.metal.build import Device
+from dflash_mlx.metal.dense_verify import BLOCK, dense_verify
+from dflash_mlx.metal.dense_verify import KERNEL as DENSE
+from dflash_mlx.metal.geometry import MatrixGeometry, matrix_geometries
+from dflash_mlx.metal.head_argmax import KERNEL as HEAD
+from dflash_mlx.metal.head_argmax import (
+    Head,
+    head_argmax,
+    head_argmax_reference,
+    head_geometries,
+    head_logits,
+)
+from dflash_mlx.metal.head_merge import BestTokens
+from dflash_mlx.metal.quantized_verify import KERNEL as QUANTIZED
+from dflash_mlx.metal.quantized_verify import QuantizedWeight, quantized_verify
+from dflash_mlx.metal.tuning_case import TuningCase
+
+Weight = mx.array | QuantizedWeight
+
+# Outputs that a check computes: the first and the last ones, of ragged number.
+CHECKED_HEAD: Final = 1037
+CHECKED_TAIL: Final = 131
+# Half a unit in the last place twice over, and what float32 accumulation may lose of |x||w|.
+ROUNDING: Final = {mx.float32: 1e-6, mx.bfloat16: 2.0**-7, mx.float16: 2.0**-10}
+ACCUMULATION: Final = 1e-5
+
+
+def matrix_case(
+    weights: Sequence[Weight], dtype: mx.Dtype, rows: int, device: Device
+) -> TuningCase[MatrixGeometry]:
+    """Blocks of `rows` rows of `dtype` times matrices of one shape and quantization."""
+    first = weights[0]
+    outputs, inputs = weight_shape(first)
+    part = first.group_size if isinstance(first, QuantizedWeight) else BLOCK
+    kernel = QUANTIZED if isinstance(first, QuantizedWeight) else DENSE
+    x = outlying(rows, inputs, dtype)
+
+    def check(geometry: MatrixGeometry) -> str | None:
+        head, tail = _head_of(first), _tail_of(first)
+        for fewer, piece in ((x, head), (x[: max(2, rows - 1)], tail), (x[:2], tail)):
+            wrong = _difference(_ours(fewer, piece, device, geometry), fewer, piece)
+            if wrong is not None:
+                return wrong
+        return None
+
+    return TuningCase(
+        kernel.name,
+        kernel.source_hash,
+        f"{matrix_name(first)} x {rows} rows of {dtype_name(dtype)}",
+        matrix_geometries(rows, outputs, inputs // part),
+        check,
+        lambda geometry, steps: chain(
+            x,
+            steps,
+            lambda row, step: _ours(row, weights[step % len(weights)], device, geometry),
+        ),
+        lambda steps: chain(
+            x, steps, lambda row, step: stock_product(row, weights[step % len(weights)])
+        ),
+    )
+
+
+def head_case(
+    head: Head, dtype: mx.Dtype, rows: int, count: int, device: Device
+) -> TuningCase[MatrixGeometry]:
+    """The `count` best tokens of `rows` hidden rows, without and with writing all logits."""
+    _, inputs = weight_shape(head.weight)
+    x = outlying(rows, inputs, dtype)
+
+    def check(geometry: MatrixGeometry) -> str | None:
+        for some, weight in ((x, _head_of(head.weight)), (x[:1], _tail_of(head.weight))):
+            piece = Head(weight, head.scale, head.cap)
+            best = head_argmax(some, piece, count, device=device, geometry=geometry)
+            wrong = _head_difference(best, some, piece, count)
+            if wrong is not None:
+                return wrong
+        return None
+
+    def stock(row: mx.array, step: int) -> mx.array:
+        logits = stock_product(row, head.weight)
+        if count <= 2:
+            return mx.argmax(logits, axis=-1)
+        return mx.argpartition(logits, -count, axis=-1)[:, -count:]
+
+    return TuningCase(
+        HEAD.name,
+        HEAD.source_hash,
+        f"{matrix_name(head.weight)} x {rows} rows of {dtype_name(dtype)}, best {count}",
+        head_geometries(x, head),
+        check,
+        lambda geometry, steps: chain(
+            x,
+            steps,
+            lambda row, step: (
+                head_argmax(row, head, count, device=device, geometry=geometry).logits
+            ),
+        ),
+        lambda steps: chain(x, steps, stock),
+    )
+
+
+def weight_shape(weight: Weight) -> tuple[int, int]:
+    """Outputs and inputs of a matrix."""
+    if isinstance(weight, QuantizedWeight):
+        return weight.packed.shape[0], weight.packed.shape[1] * 32 // weight.bits
+    return weight.shape[0], weight.shape[1]
+
+
+def weight_dtype(weight: Weight) -> mx.Dtype:
+    """The type that a layer with this matrix computes in."""
+    return weight.scales.dtype if isinstance(weight, QuantizedWeight) else weight.dtype
+
+
+def matrix_name(weight: Weight) -> str:
+    """A matrix in words: `9728x2560 4-bit g64 bfloat16`."""
+    outputs, inputs = weight_shape(weight)
+    if isinstance(weight, QuantizedWeight):
+        kind = f"{weight.bits}-bit g{weight.group_size} {dtype_name(weight.scales.dtype)}"
+    else:
+        kind = dtype_name(weight.dtype)
+    return f"{outputs}x{inputs} {kind}"
+
+
+def stock_product(x: mx.array, weight: Weight) -> mx.array:
+    """What stock MLX computes for a linear layer."""
+    if isinstance(weight, QuantizedWeight):
+        return mx.quantized_matmul(
+            x,
+            weight.packed,
+            scales=weight.scales,
+            biases=weight.biases,
+            transpose=True,
+            group_size=weight.group_size,
+            bits=weight.bits,
+        )
+    return x @ weight.T
+
+
+def outlying(rows: int, columns: int, dtype: mx.Dtype) -> mx.array:
+    """Normal values of which every 97th column is 30 times as large, always the same."""
+    values = mx.random.normal((rows, columns), key=mx.random.key(rows * columns))
+    return mx.where(mx.arange(columns) % 97 == 5, values * 30, values).astype(dtype)
+
+
+def _ours(x: mx.array, weight: Weight, device: Device, geometry: MatrixGeometry) -> mx.array:
+    if isinstance(weight, QuantizedWeight):
+        return quantized_verify(x, weight, device=device, geometry=geometry)
+    return dense_verify(x, weight, device=device, geometry=geometry)
+
+
+def _difference(ours: mx.array, x: mx.array, weight: Weight) -> str | None:
+    """What is wrong with `ours` as the product of `x` and `weight`, or None.
+
+    The truth comes from the CPU, whose float32 products are not shortened on any machine.
+    """
+    with mx.stream(mx.cpu):
+        wide = x.astype(mx.float32)
+        matrix = _expanded(weight)
+        truth = wide @ matrix.T
+        magnitude = mx.abs(wide) @ mx.abs(matrix).T
+        error = mx.abs(ours.astype(mx.float32) - truth)
+        allowed = ROUNDING[ours.dtype] * mx.abs(truth) + ACCUMULATION * magnitude
+        if bool((error <= allowed).all().item()):
+            return None
+        worst, greatest = error.max().item(), mx.abs(truth).max().item()
+    return f"off by {worst:.3g} where values reach {greatest:.3g}"
+
+
+def _expanded(weight: Weight) -> mx.array:
+    if not isinstance(weight, QuantizedWeight):
+        return weight.astype(mx.float32)
+    return mx.dequantize(
+        weight.packed,
+        weight.scales.astype(mx.float32),
+        weight.biases.astype(mx.float32),
+        weight.group_size,
+        weight.bits,
+    )
+
+
+def _head_difference(best: BestTokens, x: mx.array, head: Head, count: int) -> str | None:
+    """What is wrong with the `best` tokens, or None; tokens of near-ties may differ."""
+    with mx.stream(mx.cpu):
+        wide = x.astype(mx.float32)
+        truth = head_argmax_reference(wide, head, count)
+        magnitude = (mx.abs(wide) @ mx.abs(_expanded(head.weight)).T).max()
+        allowed = ACCUMULATION * magnitude * abs(head.scale)
+        if not bool((mx.abs(best.logits - truth.logits) <= allowed).all().item()):
+            return "the best logits differ"
+        if not bool((mx.abs(best.log_sum_exp - truth.log_sum_exp) <= 1e-3 + allowed).all().item()):
+            return "the log-sum-exp differs"
+        listed = mx.take_along_axis(head_logits(wide, head), best.tokens, axis=-1)
+        if not bool((mx.abs(listed - best.logits) <= allowed).all().item()):
+            return "the best tokens differ"
+    return None
+
+
+def _head_of(weight: Weight) -> Weight:
+    return outputs_of(weight, 0, min(CHECKED_HEAD, weight_shape(weight)[0]))
+
+
+def _tail_of(weight: Weight) -> Weight:
+    outputs, _ = weight_shape(weight)
+    return outputs_of(weight, max(0, outputs - CHECKED_TAIL), outputs)
+
+
+def outputs_of(weight: Weight, start: int, end: int) -> Weight:
+    """The rows `start` to `end` of a matrix."""
+    if isinstance(weight, QuantizedWeight):
+        return QuantizedWeight(
+            weight.packed[start:end],
+            weight.scales[start:end],
+            weight.biases[start:end],
+            weight.group_size,
+            weight.bits,
+        )
+    return weight[start:end]
+
+
+def chain(x: mx.array, steps: int, call: Callable[[mx.array, int], mx.array]) -> mx.array:
+    """Call after call, each waiting for the one before and handed what is equal to `x`."""
+    row = x
+    for step in range(steps):
+        # Adds nothing, but makes the next call wait for this one.
+        row = x + 0 * call(row, step).reshape(-1)[:1].astype(x.dtype)
+    return row
+
+
+def dtype_name(dtype: mx.Dtype) -> str:
+    """`bfloat16` for mx.bfloat16."""
+    return str(dtype).removeprefix("mlx.core.")

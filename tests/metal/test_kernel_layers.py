@@ -1,0 +1,202 @@
+"""Layers of ours inside models of mlx: same numbers, kernels only where they were chosen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx.utils import tree_flatten
+
+from dflash_mlx.kernels.gate import Gate
+from dflash_mlx.kernels.layers import MatrixGroup, exchange_linears
+from dflash_mlx.kernels.pair_kernels import PairKernels
+from dflash_mlx.kernels.tuning_tasks import matrix_tasks, row_ranges
+from dflash_mlx.metal.build import Device, Launch
+from dflash_mlx.metal.geometry import MatrixGeometry
+from dflash_mlx.metal.quantized_verify import QuantizedWeight
+from tests.metal.exactness import drawn
+from tests.metal.fake_chip import FakeChip
+
+
+class Counting:
+    """A device that lets another one work and counts its launches."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.launches: list[Launch] = []
+
+    def run(self, launch: Launch) -> Sequence[mx.array]:
+        self.launches.append(launch)
+        return self.device.run(launch)
+
+
+class Tied(nn.Module):
+    """A model with linear layers in lists and a head that is its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(80, 64)
+        self.layers = [nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 64, bias=False))]
+        self.norm = nn.RMSNorm(64)
+
+    def __call__(self, tokens: mx.array) -> mx.array:
+        rows = self.embed_tokens(tokens)
+        for layer in self.layers:
+            rows = rows + layer(rows)
+        logits: mx.array = self.embed_tokens.as_linear(self.norm(rows))
+        return logits
+
+
+def _model(bits: int | None, dtype: mx.Dtype = mx.float32) -> Tied:
+    mx.random.seed(3)
+    model = Tied()
+    model.set_dtype(dtype)
+    if bits:
+        nn.quantize(model, group_size=32, bits=bits)
+    mx.eval(model.parameters())
+    return model
+
+
+TOKENS = mx.array([[5, 3, 79, 0, 7, 7]])
+
+
+@pytest.mark.parametrize("bits", [None, 4, 8])
+def test_an_exchanged_model_answers_as_before(bits: int | None, device: Device) -> None:
+    """Exchanging layers must not change a logit beyond the rounding of another sum order."""
+    expected = _model(bits)(TOKENS)
+    model = _model(bits)
+    counting = Counting(device)
+    groups = exchange_linears(model, device=counting)
+    for group in groups:
+        group.choices.settle(range(2, 33), MatrixGeometry(2, 2))
+    assert mx.allclose(model(TOKENS), expected, rtol=1e-4, atol=1e-5)
+    names = {launch.kernel.name for launch in counting.launches}
+    assert names == {"quantized_verify" if bits else "dense_verify"}
+    assert len(counting.launches) == 3
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+def test_rows_without_a_choice_take_the_stock_path(bits: int | None, device: Device) -> None:
+    """Single rows and prompts are stock MLX's own; they stay bit for bit what they were."""
+    expected = _model(bits)(TOKENS)
+    model = _model(bits)
+    counting = Counting(device)
+    for group in exchange_linears(model, device=counting):
+        group.choices.settle(range(7, 33), MatrixGeometry(2, 2))
+    assert mx.array_equal(model(TOKENS), expected)
+    assert counting.launches == []
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+def test_parameters_keep_names_and_arrays(bits: int | None, device: Device) -> None:
+    """Weights that moved or were copied would cost memory and break what walks the model."""
+    model = _model(bits)
+    before = dict(tree_flatten(model.parameters()))
+    exchange_linears(model, device=device)
+    after = dict(tree_flatten(model.parameters()))
+    assert {name: id(array) for name, array in after.items()} == {
+        name: id(array) for name, array in before.items()
+    }
+    assert isinstance(model.layers[0].layers[0], nn.QuantizedLinear if bits else nn.Linear)
+
+
+def test_layers_of_one_shape_share_their_choices(device: Device) -> None:
+    """A shape is raced once, with all its weights in turn, however many layers have it."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 96))
+    groups = exchange_linears(model, device=device)
+    assert sorted((group.name, len(group.weights)) for group in groups) == [
+        ("64x64 float32", 2),
+        ("96x64 float32", 1),
+    ]
+
+
+def test_classes_of_mlx_stay_as_they_are(device: Device) -> None:
+    """Another model in the same process must never meet our layers."""
+    calls = (nn.Linear.__call__, nn.QuantizedLinear.__call__, nn.Embedding.as_linear)
+    exchange_linears(_model(4), device=device)
+    assert calls == (nn.Linear.__call__, nn.QuantizedLinear.__call__, nn.Embedding.as_linear)
+    assert type(_model(None).layers[0].layers[0]) is nn.Linear
+
+
+def test_other_quantizations_stay_as_they_are(device: Device) -> None:
+    """A layer that no kernel can read must not be touched."""
+    model = nn.Sequential(nn.Linear(64, 64))
+    nn.quantize(model, mode="mxfp4", group_size=32, bits=4)
+    assert exchange_linears(model, device=device) == ()
+    assert type(model.layers[0]) is nn.QuantizedLinear
+
+
+def test_without_a_device_nothing_is_exchanged() -> None:
+    """On a machine without Metal the model stays stock MLX."""
+    model = _model(None)
+    assert exchange_linears(model, device=None) == ()
+    assert type(model.layers[0].layers[0]) is nn.Linear
+
+
+def _raced(
+    groups: Sequence[MatrixGroup], most_rows: int, device: Device, gate: Gate
+) -> PairKernels:
+    kernels = PairKernels(matrix_tasks(groups, most_rows, device), gate)
+    kernels.race(lambda text: None, budget_s=math.inf)
+    return kernels
+
+
+@pytest.mark.parametrize(("stock_s", "chosen"), [(0.002, True), (0.001, False)])
+def test_a_race_settles_the_layers(stock_s: float, chosen: bool, tmp_path: Path) -> None:
+    """From weights to launches: check, race, store, and the layers follow."""
+    chip = FakeChip(stock_s=stock_s)
+    model = nn.Sequential(nn.Linear(64, 40, bias=False))
+    groups = exchange_linears(model, device=chip)
+    kernels = _raced(groups, 5, chip, chip.gate(tmp_path))
+    assert [verdict.geometry is not None for verdict in kernels.verdicts] == [chosen, chosen]
+    assert set(groups[0].choices.geometries) == (set(range(2, 9)) if chosen else set())
+
+
+def test_an_embedding_that_is_no_head_stays_as_it_is(device: Device) -> None:
+    """Racing a product that no model computes wastes a second of a user's time."""
+    model = _model(4)
+    groups = exchange_linears(model, embeddings=False, device=device)
+    assert type(model.embed_tokens) is nn.QuantizedEmbedding
+    assert len(groups) == 2
+
+
+class Broken:
+    """A device whose results are off by a little in one place."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+
+    def run(self, launch: Launch) -> Sequence[mx.array]:
+        (y,) = self.device.run(launch)
+        spoiled = y.astype(mx.float32)
+        spoiled[-1, -1] += 0.05 * mx.abs(spoiled).max()
+        return [spoiled.astype(y.dtype)]
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+def test_the_check_catches_one_wrong_logit(
+    bits: int | None, device: Device, tmp_path: Path
+) -> None:
+    """One value in ten thousand off by a twentieth of the largest is a wrong kernel."""
+    weight = drawn(1, (300, 128), mx.bfloat16, outliers=False)
+    model = nn.Sequential(nn.Linear(128, 300, bias=False))
+    model.layers[0].weight = weight
+    if bits:
+        nn.quantize(model, group_size=64, bits=bits)
+    broken = Broken(device)
+    groups = exchange_linears(model, device=broken)
+    assert isinstance(groups[0].weights[0], QuantizedWeight if bits else mx.array)
+    (verdict,) = _raced(groups, 4, broken, FakeChip().gate(tmp_path)).verdicts
+    assert verdict.geometry is None
+    assert verdict.reason.startswith("wrong: off by")
+
+
+def test_contests_answer_for_every_number_of_rows() -> None:
+    """A number of rows that no contest answers for would never use a kernel."""
+    for most in range(2, 33):
+        rows = [count for answered in row_ranges(most) for count in answered]
+        assert rows[: most - 1] == list(range(2, most + 1))

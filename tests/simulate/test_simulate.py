@@ -1,0 +1,113 @@
+"""The controller in the simulator: the goals, and that the simulator can tell a bad policy."""
+
+import json
+
+import pytest
+
+from dflash_mlx.controller.costs import CostCurve
+from dflash_mlx.controller.tuning import Tuning
+from dflash_mlx.decode.policy import FixedBlock
+from dflash_mlx.decode.round import Round
+from dflash_mlx.errors import BadRequest
+from dflash_mlx.simulate.generate import generate
+from dflash_mlx.simulate.report import OF_BEST, WORST_OF_PLAIN, summarise
+from dflash_mlx.simulate.requests import Requests
+from dflash_mlx.simulate.run import run_auto, simulate
+from dflash_mlx.simulate.scenario import find_scenarios, make_phase, make_scenario, scenarios
+from dflash_mlx.simulate.trace import make_trace
+
+
+@pytest.mark.parametrize("scenario", scenarios(), ids=lambda scenario: scenario.name)
+def test_every_scenario_reaches_both_goals(scenario):
+    """Slower than plain decoding, or far from the best width: what peers are blamed for."""
+    outcome = run_auto(scenario)
+    assert outcome.worst_of_plain >= WORST_OF_PLAIN
+    assert outcome.of_best >= OF_BEST
+
+
+def test_generated_scenarios_reach_the_goals_or_nearly():
+    """Scenarios that nobody chose show what tuning on the chosen ones has missed."""
+    summary = summarise([run_auto(scenario) for scenario in generate(24, seed=5)])
+    assert summary.worst_of_plain >= WORST_OF_PLAIN - 0.01
+    assert summary.worst_of_best >= OF_BEST - 0.06
+    assert summary.slower_than_plain + summary.behind_best <= 2
+
+
+def test_a_fixed_block_fails_where_it_should():
+    """A simulator in which every policy passes proves nothing."""
+    (scenario,) = find_scenarios(["m1-max-4bit-prose"])
+    outcome = simulate(scenario, make_trace(scenario), FixedBlock(16))
+    assert outcome.worst_of_plain < 0.5
+    assert outcome.of_best < 0.5
+
+
+def test_the_best_fixed_width_is_as_good_as_itself():
+    """Hindsight judged on another text than the policy would be no hindsight."""
+    (scenario,) = find_scenarios(["m4-pro-4bit-mixed"])
+    trace = make_trace(scenario)
+    best = simulate(scenario, trace, FixedBlock(2)).best_rows
+    assert simulate(scenario, trace, FixedBlock(best)).of_best == pytest.approx(1.0)
+
+
+def test_a_trace_is_accepted_as_its_phase_says():
+    """Tokens per round of a fixed width follow from the chances that were asked for."""
+    values = {"costs": "m4-pro-4bit", "text": [["code", 20000]], "max_rows": 8}
+    scenario = make_scenario("one", values)
+    outcome = simulate(scenario, make_trace(scenario), FixedBlock(8))
+    alive, expected = 1.0, 1.0
+    for position in range(7):
+        accept = make_phase("code", 1).accept
+        alive *= accept[min(position, len(accept) - 1)]
+        expected += alive
+    assert outcome.tokens_per_round == pytest.approx(expected, rel=0.08)
+
+
+def test_a_recorded_text_is_met_as_it_was_recorded():
+    """A scenario of real answers that is not them proves nothing about them."""
+    (scenario,) = find_scenarios(["linux-cpu-recorded"])
+    first = scenario.recorded[0]
+    trace = make_trace(scenario)
+    assert tuple(trace.right[: len(first.right)]) == first.right
+    assert trace.confidence[0] == first.confidence[0]
+    outcome = simulate(scenario, trace, FixedBlock(8))
+    rounds, at, right = 0, 0, trace.right.tolist()
+    while at < len(right):
+        at, rounds = at + right[at] + 1, rounds + 1
+    assert outcome.tokens_per_round == pytest.approx(len(right) / rounds, rel=0.01)
+
+
+def test_every_recorded_answer_is_a_request_of_its_own():
+    """One long request hides what a new one makes of what the last has learned."""
+    tuning = Tuning(CostCurve((1, 8), (0,), ((0.01, 0.08),)), 8)
+    requests = Requests(tuning, [40, 40])
+    for _ in range(39):
+        width = requests.rows(0)
+        requests.observe(Round((0,), width - 1, 0, True, 0.01 * width, None, 0, (0.7,)))
+    assert requests.disabled_reason
+    requests.observe(Round((0,), 0, 0, True, 0.01, None, 0, (0.7,)))
+    assert requests.disabled_reason is None
+
+
+def test_seeds_give_the_same_scenarios_again():
+    """A worst case that cannot be run again cannot be mended."""
+    assert generate(3, seed=9) == generate(3, seed=9)
+    assert generate(3, seed=9) != generate(3, seed=10)
+
+
+def test_unknown_names_are_refused_with_those_there_are():
+    """A typing error in a scenario file is a user's error, not a traceback."""
+    with pytest.raises(BadRequest, match="m4-pro-4bit-mixed"):
+        find_scenarios(["nothing"])
+    with pytest.raises(BadRequest, match="prose"):
+        make_phase("poetry", 3)
+    with pytest.raises(BadRequest, match="translation-1"):
+        make_scenario("one", {"costs": "m4-pro-4bit", "recorded": ["poem-1"]})
+
+
+def test_the_command_prints_one_object_on_request(capsys):
+    """Machines read the table too."""
+    from dflash_mlx.commands.simulate import simulate as command
+
+    command(["m4-pro-8bit-mixed"], seeded=0, seed=1, worst=0, as_json=True)
+    values = json.loads(capsys.readouterr().out)
+    assert values["summary"]["reached"] and len(values["scenarios"]) == 1
