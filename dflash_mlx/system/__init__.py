@@ -5,6 +5,7 @@ It must not know models, checkpoints or requests.
 
 __all__ = [
     "blas",
+    "foreign",
     "installer",
     "json_file",
     "machine",
