@@ -1,6 +1,7 @@
 """The shape of the package: imports point down, one file waits for the device, nothing prints."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -91,6 +92,20 @@ def test_the_root_holds_the_public_face_only():
         "config.py",
         "errors.py",
     ]
+
+
+def test_the_document_shows_this_table():
+    """A page about the structure that has moved on misleads a newcomer."""
+    page = (ROOT / "docs/structure.md").read_text(encoding="utf-8")
+    table = page.split("<!-- levels -->")[1].split("<!-- /levels -->")[0]
+    assert tuple(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == LEVELS
+
+
+def test_files_named_in_the_structure_exist():
+    """A file that was renamed once stayed in the README for months."""
+    page = (ROOT / "docs/structure.md").read_text(encoding="utf-8")
+    for name in re.findall(r"`([\w/]+\.py)`", page):
+        assert (ROOT / name).exists() or (PACKAGE / name).exists(), name
 
 
 def test_every_folder_has_a_level():
