@@ -22,7 +22,7 @@ from dflash_mlx.loading.weights import fill
 from dflash_mlx.models.draft.build import bind
 from dflash_mlx.models.draft.dflash import BoundDraft
 from dflash_mlx.models.pair import Pair
-from dflash_mlx.models.targets.families import is_supported
+from dflash_mlx.models.targets.model_types import is_supported
 
 _N_TOKENS = 32
 _PREFILL_ROWS = 2048

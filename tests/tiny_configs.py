@@ -59,7 +59,7 @@ _YARN: dict[str, Any] = {
     "beta_fast": 32.0,
     "beta_slow": 1.0,
     "original_max_position_embeddings": 64,
-    "trim_to": False,
+    "truncate": False,
 }
 _GEMMA_3: dict[str, Any] = {
     **_DENSE,

@@ -119,6 +119,6 @@ def _kind(folder: Path) -> Kind | None:
         return None
     if is_draft_config(seen[0]):
         return "draft"
-    from dflash_mlx.models.targets.families import is_supported
+    from dflash_mlx.models.targets.model_types import is_supported
 
     return "target" if is_supported(seen[0]) else None

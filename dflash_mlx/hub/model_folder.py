@@ -12,6 +12,7 @@ from typing import Any
 
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
 from dflash_mlx.models.draft.config_file import is_draft_config
+from dflash_mlx.models.targets.model_types import MLX_LM_MODULES
 from dflash_mlx.system.json_file import read_json
 from dflash_mlx.system.paths import is_there
 
@@ -64,13 +65,9 @@ def _refuse_remote_code(config: dict[str, Any], file: Path) -> None:
         )
 
 
-_READ_AS = {"gemma4_unified": "gemma4", "kimi_k2": "deepseek_v3", "minimax_m2": "minimax"}
-"""Families that we walk and mlx-lm reads with another one's file."""
-
-
 def _known_to_mlx_lm(model_type: str) -> bool:
     # the file's existence answers the question; importing mlx_lm takes most of a second
     spec = importlib.util.find_spec("mlx_lm")
     roots = (spec.submodule_search_locations or ()) if spec else ()
-    file = f"{_READ_AS.get(model_type, model_type)}.py"
+    file = f"{MLX_LM_MODULES.get(model_type, model_type)}.py"
     return any((Path(root) / "models" / file).exists() for root in roots)

@@ -9,10 +9,10 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
 
 from dflash_mlx.errors import UnsupportedModel
-from dflash_mlx.hub import model_folder
 from dflash_mlx.loading.compute import Compute, settle_weights
 from dflash_mlx.models.pair import Pair
-from dflash_mlx.models.targets.families import FAMILIES, family_of
+from dflash_mlx.models.targets.families import TARGET_CLASSES, family_of
+from dflash_mlx.models.targets.model_types import MLX_LM_MODULES
 from tests.tiny import PROMPT, ScriptedDraft, answer, plain, tiny_model
 from tests.tiny_configs import CONFIGS
 
@@ -91,10 +91,19 @@ def test_a_family_without_a_file_is_refused_with_the_list_of_those_that_have_one
 
 
 def test_every_family_has_a_tiny_configuration():
-    """Nothing is offered that no test runs; names that mlx-lm reads as another are excepted."""
-    read_as_another = set(model_folder._READ_AS)
-    offered = {name for family in FAMILIES for name in family.model_types} - read_as_another
-    assert offered == {config["model_type"] for config in CONFIGS.values()}
+    """A family without one would run untested; types that mlx-lm remaps share their module's."""
+    read_as_itself = {name for name, module in MLX_LM_MODULES.items() if name == module}
+    assert read_as_itself == {config["model_type"] for config in CONFIGS.values()}
+    assert set(MLX_LM_MODULES.values()) == TARGET_CLASSES.keys()
+
+
+def test_mlx_lm_reads_each_model_type_with_the_module_of_the_table():
+    """mlx-lm remaps some types; a type that it no longer remaps would fail in every folder."""
+    from mlx_lm.utils import _get_classes
+
+    for model_type, module in MLX_LM_MODULES.items():
+        model_class, _ = _get_classes({"model_type": model_type})
+        assert model_class.__module__ == f"mlx_lm.models.{module}"
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["as stored", "dense"])

@@ -1,4 +1,4 @@
-"""Target models: one class per family, run layer by layer so that hidden states can be read.
+"""Target models: mlx-lm's layers run one by one so that hidden states can be read.
 
 It must not know checkpoints or the draft.
 """
@@ -6,4 +6,5 @@ It must not know checkpoints or the draft.
 __all__ = [
     "decoder",
     "families",
+    "model_types",
 ]

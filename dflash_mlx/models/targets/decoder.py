@@ -1,19 +1,21 @@
-"""The walk over a decoder: embedding, layers with taps between them, norm, head.
+"""A target run layer by layer: embedding, layers, norm, head, with hidden states on request.
 
-Weights and layer modules are mlx-lm's; nothing in them is replaced or hooked. A family file
-subclasses this and overrides what its architecture does differently.
+Weights and layer modules are mlx-lm's. A family that differs subclasses `DecoderTarget`.
 """
 
 from collections.abc import Hashable, Sequence
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from dflash_mlx.cache import KVCache, LayerCache, Mask
 from dflash_mlx.models.protocols import FindBest, TargetOutput, TargetShape, no_fused_argmax
-from dflash_mlx.models.targets.step_bytes import step_bytes
+
+_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_topk", "top_k_experts")
+"""Names that mlx-lm's arguments use for the number of routed experts per token."""
 
 
 class DecoderTarget:
@@ -24,8 +26,6 @@ class DecoderTarget:
     `norm`) and, unless the embedding is the head, `lm_head`.
     """
 
-    model_types: ClassVar[tuple[str, ...]] = ()
-
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         text: Any = getattr(model, "language_model", model)
@@ -33,11 +33,11 @@ class DecoderTarget:
         self._body: Any = text.model
         self._args: Any = text.args
         self.best: FindBest = no_fused_argmax
-        """The best token of every row of `hidden` [1, n, D], or None where logits are wanted."""
+        """Finds the best token of each row of `hidden` [1, n, D] without logits, or gives None."""
 
     @cached_property
     def shape(self) -> TargetShape:
-        """The facts others depend on; weights are taken to be as they will be used."""
+        """The facts that caches, drafts and users depend on; read after the weights are final."""
         return TargetShape(
             family=self.model.args.model_type,
             hidden_size=self._args.hidden_size,
@@ -50,9 +50,9 @@ class DecoderTarget:
 
     @property
     def is_bare(self) -> bool:
-        """Whether all that this walk does is a model's embedding, `run_layer`s, norm and head.
+        """Whether the forward pass is mlx-lm's embedding, layers, norm and head, nothing else.
 
-        The converter walks such targets one layer at a time, by mlx-lm's names.
+        The converter runs such targets one layer at a time, by mlx-lm's names.
         """
         parts = ("embed", "forward", "logits", "_enter", "_norm")
         own = any(getattr(type(self), part) is not getattr(DecoderTarget, part) for part in parts)
@@ -60,7 +60,7 @@ class DecoderTarget:
 
     @property
     def head_layer(self) -> nn.Module | None:
-        """The layer that is the head and all of it; None where a family does more."""
+        """The layer that alone computes the logits; None where a family scales or caps them."""
         own = any(
             getattr(type(self), part) is not getattr(DecoderTarget, part)
             for part in ("head", "logits")
@@ -71,7 +71,7 @@ class DecoderTarget:
 
     @property
     def is_tied(self) -> bool:
-        """Whether the embedding is the head too."""
+        """Whether the embedding is also the head."""
         return "lm_head" not in self._text
 
     def make_caches(self) -> list[LayerCache]:
@@ -86,7 +86,10 @@ class DecoderTarget:
     def forward(
         self, tokens: mx.array, caches: Sequence[LayerCache], target_layer_ids: Sequence[int]
     ) -> TargetOutput:
-        """Run `tokens` [1, n] through all layers, appending their rows to `caches`."""
+        """Run `tokens` [1, n] through all layers and append their rows to `caches`.
+
+        The features are the outputs of the layers `target_layer_ids`, concatenated.
+        """
         hidden = self._enter(tokens)
         masks = self.masks(hidden, caches)
         outputs: dict[int, mx.array] = {}
@@ -107,7 +110,7 @@ class DecoderTarget:
         return self.head(hidden)
 
     def masks(self, hidden: mx.array, caches: Sequence[LayerCache]) -> list[Mask]:
-        """Return one mask per cache for rows [1, n, D] to be appended, made once for each kind."""
+        """Return one mask per cache for n new rows; caches of one kind share their mask."""
         made: dict[Hashable, Mask] = {}
         for cache in caches:
             if cache.kind not in made:
@@ -115,12 +118,12 @@ class DecoderTarget:
         return [made[cache.kind] for cache in caches]
 
     def run_layer(self, layer: Any, hidden: mx.array, mask: Mask, cache: Any) -> mx.array:
-        """Return a layer's output [1, n, D], its rows appended to `cache`."""
+        """Return a layer's output [1, n, D] and append its rows to `cache`."""
         output: mx.array = layer(hidden, mask, cache)
         return output
 
     def _enter(self, tokens: mx.array) -> mx.array:
-        """Return what the first layer gets, [1, n, D]."""
+        """Return the input [1, n, D] of the first layer."""
         return self.embed(tokens)
 
     def _norm(self, hidden: mx.array) -> mx.array:
@@ -128,22 +131,43 @@ class DecoderTarget:
         normed: mx.array = self._body.norm(hidden)
         return normed
 
-    def _output(self, hidden: mx.array, tapped: list[mx.array]) -> TargetOutput:
-        features = tapped or [mx.zeros((1, hidden.shape[1], 0))]
+    def _output(self, hidden: mx.array, outputs: list[mx.array]) -> TargetOutput:
+        features = outputs or [mx.zeros((1, hidden.shape[1], 0))]
         return TargetOutput(self._norm(hidden), mx.concatenate(features, axis=-1))
 
     def _context_length(self) -> int:
-        """Positions the target was trained for, a large number where it does not say."""
+        """Return the positions the target was trained for."""
+        # 2^20 where the configuration has no length: more than any published target
         return getattr(self._args, "max_position_embeddings", None) or 2**20
 
     def _row_bytes(self) -> int:
-        """Bytes that one token adds to the caches: what an unevaluated step would append."""
+        """Return the bytes one token adds to the caches; the forward pass is not evaluated."""
         caches = self.make_caches()
         self.forward(mx.zeros((1, 1), mx.int32), caches, ())
         return sum(cache.row_bytes for cache in caches)
 
     @property
     def _last_layer(self) -> nn.Module:
-        """The layer with the head's weights."""
+        """The layer that holds the head's weights."""
         layer: nn.Module = self._body.embed_tokens if self.is_tied else self._text.lm_head
         return layer
+
+
+def step_bytes(model: nn.Module, args: Any, head: nn.Module) -> int:
+    """Return the bytes of weights that one decoded token of `model` reads.
+
+    Routed experts count by the share a token uses, an embedding by one row unless it is also the
+    `head`. `args` are those of the text model.
+    """
+    used = next((n for name in _EXPERTS_PER_TOKEN if (n := getattr(args, name, None))), None)
+    n_bytes = 0.0
+    for module in model.modules():
+        own = (value for name, value in module.items() if name[0] != "_")
+        n_own = sum(value.nbytes for value in own if isinstance(value, mx.array))
+        share = 1.0
+        if isinstance(module, SwitchLinear | QuantizedSwitchLinear) and used:
+            share = used / module.num_experts
+        elif isinstance(module, nn.Embedding | nn.QuantizedEmbedding) and module is not head:
+            share = 1 / module.weight.shape[0]
+        n_bytes += share * n_own
+    return round(n_bytes)

@@ -1,64 +1,56 @@
-"""Which file walks which family of targets."""
+"""Which class runs which family of targets. A family without differences is one row here."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from dflash_mlx.errors import UnsupportedModel
 from dflash_mlx.models.targets.decoder import DecoderTarget
-from dflash_mlx.models.targets.deepseek_v3 import DeepseekV3Target
-from dflash_mlx.models.targets.gemma3 import Gemma3Target
-from dflash_mlx.models.targets.gemma4 import Gemma4Target
-from dflash_mlx.models.targets.glm4_moe import Glm4MoeTarget
-from dflash_mlx.models.targets.glm_moe_dsa import GlmMoeDsaTarget
-from dflash_mlx.models.targets.gpt_oss import GptOssTarget
-from dflash_mlx.models.targets.laguna import LagunaTarget
+from dflash_mlx.models.targets.gemma import Gemma3Target, Gemma4Target
+from dflash_mlx.models.targets.hybrid import Qwen3NextTarget, Qwen35Target
+from dflash_mlx.models.targets.latent import LatentTarget, PairedLatentTarget
 from dflash_mlx.models.targets.lfm2 import Lfm2Target
-from dflash_mlx.models.targets.llama import LlamaTarget
-from dflash_mlx.models.targets.longcat_flash import LongcatFlashTarget
-from dflash_mlx.models.targets.minimax import MiniMaxTarget
+from dflash_mlx.models.targets.model_types import MLX_LM_MODULES
 from dflash_mlx.models.targets.muse_glimmer import MuseGlimmerTarget
-from dflash_mlx.models.targets.qwen2 import Qwen2Target
-from dflash_mlx.models.targets.qwen3 import Qwen3Target
-from dflash_mlx.models.targets.qwen3_5 import Qwen35Target
-from dflash_mlx.models.targets.qwen3_moe import Qwen3MoeTarget
-from dflash_mlx.models.targets.qwen3_next import Qwen3NextTarget
+from dflash_mlx.models.targets.windowed import GptOssTarget, WindowedTarget
 
-FAMILIES: tuple[type[DecoderTarget], ...] = (
-    DeepseekV3Target,
-    Gemma3Target,
-    Gemma4Target,
-    Glm4MoeTarget,
-    GlmMoeDsaTarget,
-    GptOssTarget,
-    LagunaTarget,
-    Lfm2Target,
-    LlamaTarget,
-    LongcatFlashTarget,
-    MiniMaxTarget,
-    MuseGlimmerTarget,
-    Qwen2Target,
-    Qwen3Target,
-    Qwen35Target,
-    Qwen3MoeTarget,
-    Qwen3NextTarget,
-)
+TARGET_CLASSES: Mapping[str, type[DecoderTarget]] = {
+    # full attention in every layer; mixtures of experts differ only inside mlx-lm's layers
+    "glm4_moe": DecoderTarget,
+    "minimax": DecoderTarget,
+    "qwen2": DecoderTarget,
+    "qwen3": DecoderTarget,
+    "qwen3_moe": DecoderTarget,
+    # full and windowed attention
+    "gemma3": Gemma3Target,
+    "gemma3_text": Gemma3Target,
+    "gemma4": Gemma4Target,
+    "gemma4_text": Gemma4Target,
+    "gpt_oss": GptOssTarget,
+    "laguna": WindowedTarget,
+    "llama": WindowedTarget,
+    "muse_glimmer": MuseGlimmerTarget,
+    # latent attention: one compressed row per token, or two
+    "deepseek_v3": LatentTarget,
+    "kimi_k25": LatentTarget,
+    "glm_moe_dsa": PairedLatentTarget,
+    "longcat_flash": PairedLatentTarget,
+    # layers with a recurrent state or a short convolution
+    "lfm2": Lfm2Target,
+    "qwen3_5": Qwen35Target,
+    "qwen3_5_moe": Qwen35Target,
+    "qwen3_next": Qwen3NextTarget,
+}
+"""By mlx-lm module, see `MLX_LM_MODULES`."""
 
 
 def family_of(model_type: str, source: str) -> type[DecoderTarget]:
-    """Return the walk for a `config.json`'s `model_type`.
+    """Return the target class for a `model_type`; `source` is named in the error.
 
     Raises:
-        UnsupportedModel: no file of ours walks that family.
+        UnsupportedModel: the family does not run here.
     """
-    for family in FAMILIES:
-        if model_type in family.model_types:
-            return family
-    known = sorted(name for family in FAMILIES for name in family.model_types)
-    raise UnsupportedModel(
-        f"{source} is of family {model_type!r}; targets that work here: {', '.join(known)}"
-    )
-
-
-def is_supported(config: Mapping[str, Any]) -> bool:
-    """Whether a `config.json` belongs to a family that is walked here."""
-    return any(config.get("model_type") in family.model_types for family in FAMILIES)
+    if (module := MLX_LM_MODULES.get(model_type)) is None:
+        raise UnsupportedModel(
+            f"{source} has model_type {model_type!r}; supported targets: "
+            f"{', '.join(sorted(MLX_LM_MODULES))}. Use one of these"
+        )
+    return TARGET_CLASSES[module]

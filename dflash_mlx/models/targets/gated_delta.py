@@ -1,9 +1,8 @@
-"""The forward pass of a gated-delta layer, with what undoing part of it needs.
+"""The forward pass of a gated-delta layer that can be rolled back to a prefix of its rows.
 
-mlx-lm's module keeps its weights; its arithmetic is repeated here in the same order, because a
-partly accepted block needs the layer's keys, values and gates again (the *tape*), and a module
-returns only its output. Replaying the accepted rows from the state before the block runs the
-same recurrence over the same numbers, so the state is that of having read only them.
+mlx-lm's module returns only its output. After a partly accepted block the recurrence runs again
+over the accepted rows from the state before the block, which needs their keys, values and gates.
+The arithmetic is mlx-lm's, in the same order, so the state equals that of reading only them.
 
 Letters: n rows, Hk key heads, Hv value heads, Dk and Dv their sizes, C = 2 Hk Dk + Hv Dv.
 Source: mlx-lm 0.32.2, `qwen3_5.GatedDeltaNet` and `qwen3_next.Qwen3NextGatedDeltaNet`.
@@ -19,55 +18,55 @@ from dflash_mlx.cache import RecurrentCache
 
 
 class Projected(NamedTuple):
-    """What a layer's input projections give."""
+    """The outputs of a layer's input projections; `a` and `b` as mlx-lm names them."""
 
     rows: mx.array
     """[1, n, C]: queries, keys and values side by side, before the convolution."""
     gate: mx.array
     """[1, n, Hv, Dv], of the output norm."""
-    decay: mx.array
-    """[1, n, Hv], before its nonlinearity."""
-    strength: mx.array
-    """[1, n, Hv], before its nonlinearity."""
+    a: mx.array
+    """[1, n, Hv], the decay before its nonlinearity."""
+    b: mx.array
+    """[1, n, Hv], the update strength before its nonlinearity."""
 
 
-def project_apart(layer: Any, hidden: mx.array) -> Projected:
-    """Project `hidden` [1, n, D] where every part has a weight of its own (Qwen3.5)."""
+def project_separate(layer: Any, hidden: mx.array) -> Projected:
+    """Project `hidden` [1, n, D] where each projection has its own weight (Qwen3.5)."""
     heads = (1, hidden.shape[1], layer.num_v_heads, layer.head_v_dim)
     return Projected(
         rows=layer.in_proj_qkv(hidden),
         gate=layer.in_proj_z(hidden).reshape(heads),
-        decay=layer.in_proj_a(hidden),
-        strength=layer.in_proj_b(hidden),
+        a=layer.in_proj_a(hidden),
+        b=layer.in_proj_b(hidden),
     )
 
 
 def project_fused(layer: Any, hidden: mx.array) -> Projected:
     """Project `hidden` [1, n, D] where weights are interleaved by key head (Qwen3-Next)."""
     n_rows = hidden.shape[1]
-    queries, keys, values, gate, strength, decay = layer.fix_query_key_value_ordering(
+    queries, keys, values, gate, b, a = layer.fix_query_key_value_ordering(
         layer.in_proj_qkvz(hidden), layer.in_proj_ba(hidden)
     )
     parts = [part.reshape(1, n_rows, -1) for part in (queries, keys, values)]
-    return Projected(mx.concatenate(parts, axis=-1), gate, decay, strength)
+    return Projected(mx.concatenate(parts, axis=-1), gate, a, b)
 
 
 def gated_delta(layer: Any, projected: Projected, cache: RecurrentCache) -> mx.array:
-    """Return the layer's output [1, n, D], its rows appended to `cache`."""
+    """Return the layer's output [1, n, D] and append its rows to `cache`."""
     n_rows = projected.rows.shape[1]
     convolved = nn.silu(layer.conv1d(cache.append(projected.rows)))
     queries, keys, values = _heads(layer, convolved)
     queries, keys = normalize_qk(queries, keys, inv_scale=layer.head_k_dim**-0.5, eps=1e-6)
-    decay, strength, before = projected.decay, projected.strength, cache.state
+    a, b, before = projected.a, projected.b, cache.state
 
     def read(n: int, queries: mx.array) -> tuple[mx.array, mx.array]:
-        """Return outputs and the state of reading the first n rows."""
+        """Return the outputs and the state after the first n rows."""
         output, state = gated_delta_update(
             queries[:, :n],
             keys[:, :n],
             values[:, :n],
-            decay[:, :n],
-            strength[:, :n],
+            a[:, :n],
+            b[:, :n],
             layer.A_log,
             layer.dt_bias,
             before,
@@ -77,7 +76,7 @@ def gated_delta(layer: Any, projected: Projected, cache: RecurrentCache) -> mx.a
         return output, state
 
     output, after = read(n_rows, queries)
-    # of a replay only the state is used, for which queries do not matter
+    # a replay needs only the state, which does not depend on the queries
     cache.advance(after, lambda n: read(n, keys)[1])
     projected_out: mx.array = layer.out_proj(
         layer.norm(output, projected.gate).reshape(1, n_rows, -1)

@@ -1,4 +1,4 @@
-"""The walk over decoders that mix gated-delta layers with full attention."""
+"""Targets that mix gated-delta layers with full attention: Qwen3-Next and Qwen3.5 to 3.8."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -7,11 +7,16 @@ import mlx.core as mx
 
 from dflash_mlx.cache import KVCache, LayerCache, Mask, RecurrentCache
 from dflash_mlx.models.targets.decoder import DecoderTarget
-from dflash_mlx.models.targets.gated_delta import Projected, gated_delta
+from dflash_mlx.models.targets.gated_delta import (
+    Projected,
+    gated_delta,
+    project_fused,
+    project_separate,
+)
 
 
 class HybridTarget(DecoderTarget):
-    """A decoder whose `is_linear` layers keep a state; a family says how they project."""
+    """A decoder whose `is_linear` layers keep a recurrent state; subclasses set `project`."""
 
     project: ClassVar[Callable[[Any, mx.array], Projected]]
 
@@ -23,7 +28,7 @@ class HybridTarget(DecoderTarget):
         ]
 
     def run_layer(self, layer: Any, hidden: mx.array, mask: Mask, cache: Any) -> mx.array:
-        """Return a layer's output [1, n, D], its rows appended to `cache`."""
+        """Return a layer's output [1, n, D] and append its rows to `cache`."""
         if not layer.is_linear:
             return super().run_layer(layer, hidden, mask, cache)
         mixer = layer.linear_attn
@@ -31,3 +36,15 @@ class HybridTarget(DecoderTarget):
         hidden = hidden + gated_delta(mixer, projected, cache)
         output: mx.array = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
         return output
+
+
+class Qwen35Target(HybridTarget):
+    """Qwen3.5, 3.6 and 3.8, dense and mixture of experts: separate projections."""
+
+    project: ClassVar[Callable[[Any, mx.array], Projected]] = staticmethod(project_separate)
+
+
+class Qwen3NextTarget(HybridTarget):
+    """Qwen3-Next and Qwen3-Coder-Next: fused projections and routed experts."""
+
+    project: ClassVar[Callable[[Any, mx.array], Projected]] = staticmethod(project_fused)

@@ -1,6 +1,6 @@
-"""LFM2 and LFM2.5: short gated convolutions, and full attention in some layers."""
+"""LFM2 and LFM2.5: gated short convolutions, with full attention in some layers."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import mlx.core as mx
 
@@ -9,9 +9,7 @@ from dflash_mlx.models.targets.decoder import DecoderTarget
 
 
 class Lfm2Target(DecoderTarget):
-    """An mlx-lm `lfm2` model with taps."""
-
-    model_types: ClassVar[tuple[str, ...]] = ("lfm2",)
+    """A decoder whose convolution layers cache the last inputs of their kernel."""
 
     def make_caches(self) -> list[LayerCache]:
         """Return an empty cache for every layer."""
@@ -21,7 +19,7 @@ class Lfm2Target(DecoderTarget):
         ]
 
     def run_layer(self, layer: Any, hidden: mx.array, mask: Mask, cache: Any) -> mx.array:
-        """Return a layer's output [1, n, D], its rows appended to `cache`."""
+        """Return a layer's output [1, n, D] and append its rows to `cache`."""
         if layer.is_attention_layer:
             return super().run_layer(layer, hidden, mask, cache)
         hidden = hidden + _short_convolution(layer.conv, layer.operator_norm(hidden), cache)
@@ -34,7 +32,7 @@ class Lfm2Target(DecoderTarget):
 
 
 def _short_convolution(layer: Any, hidden: mx.array, cache: ConvolutionCache) -> mx.array:
-    """Return [1, n, D] of mlx-lm's `ShortConv`, its gated rows appended to `cache`."""
+    """Return the output [1, n, D] of mlx-lm's `ShortConv`; append its gated rows to `cache`."""
     gate, out_gate, rows = mx.split(layer.in_proj(hidden), 3, axis=-1)
     mixed: mx.array = layer.out_proj(out_gate * layer.conv(cache.append(gate * rows)))
     return mixed

@@ -1,6 +1,4 @@
-"""Muse Glimmer: three windowed layers to a full one without positions, normed embeddings."""
-
-from typing import Any, ClassVar
+"""Muse Glimmer: normed embeddings, and logits that are scaled and capped."""
 
 import mlx.core as mx
 
@@ -8,13 +6,11 @@ from dflash_mlx.models.targets.windowed import WindowedTarget
 
 
 class MuseGlimmerTarget(WindowedTarget):
-    """An mlx-lm `muse_glimmer` model with taps.
+    """Three windowed layers, then a full layer without position encoding.
 
-    A draft borrows the embedding without its norm and the head without multiplier and cap, and
-    brings scales of its own (official dflash 0.1.0, `DFlashDraftModel.bind`).
+    A draft shares the embedding before its norm and the head before multiplier and cap, and has
+    scales of its own (official dflash 0.1.0, `DFlashDraftModel.bind`).
     """
-
-    model_types: ClassVar[tuple[str, ...]] = ("muse_glimmer",)
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Return the head's projection, scaled and softly capped."""
@@ -24,6 +20,3 @@ class MuseGlimmerTarget(WindowedTarget):
 
     def _enter(self, tokens: mx.array) -> mx.array:
         return mx.fast.rms_norm(self.embed(tokens), None, self._body.embed_eps)
-
-    def _slides(self, layer: Any) -> bool:
-        return bool(layer.self_attn.is_sliding)
