@@ -143,7 +143,7 @@ def asked(peer, block):
 
 
 def auto(loaded, ids, n_tokens, ends):
-    """Decode as `--block auto` does, and let the pair learn from it as an engine does."""
+    """Decode as `--block-size auto` does, and let the pair learn from it as an engine does."""
     from arms import Answer, dflash_rounds
 
     policy = loaded.tuning.policy()

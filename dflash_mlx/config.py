@@ -123,7 +123,7 @@ class SamplingConfig:
 class GenerationConfig:
     """One request: how long, where to stop, how to choose.
 
-    `sampling` None takes the model's own generation config (greedy where it has none). `block`
+    `sampling` None takes the model's own generation config (greedy where it has none). `block_size`
     is the number of rows of a round, anchor included; None takes the pair's default. `stop`
     holds up to four strings, each a piece of text or a special token. `thinking` None follows the
     pair's card, and where it says nothing the model thinks if it can. `max_tokens` counts the
@@ -132,7 +132,7 @@ class GenerationConfig:
 
     max_tokens: int = 1024
     stop: tuple[str, ...] = ()
-    block: int | None = None
+    block_size: int | None = None
     sampling: SamplingConfig | None = None
     thinking: bool | None = None
     chat_template: bool = True
@@ -162,9 +162,9 @@ class GenerationConfig:
             "texts that are not empty",
         )
         _check(
-            "block",
-            self.block,
-            self.block is None or (_is_count(self.block) and 1 <= self.block <= 64),
+            "block_size",
+            self.block_size,
+            self.block_size is None or (_is_count(self.block_size) and 1 <= self.block_size <= 64),
             "1 (no drafting) to 64 rows",
         )
 
@@ -210,7 +210,7 @@ class PairCard:
     draft_revision: str | None = None
     fallback: str | None = None
     thinking: bool | None = None
-    block: int | None = None
+    block_size: int | None = None
     aliases: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     parameters: int | None = None

@@ -55,7 +55,7 @@ def plain(engine):
 @pytest.mark.parametrize(("kind", "block"), [("code", 8), ("list", 8), ("list", 3)])
 def test_greedy_text_is_the_targets_own(engine, plain, kind, block):
     """The promise of this project, on a real model."""
-    result = engine.generate(PROMPTS[kind], GenerationConfig(max_tokens=N_TOKENS, block=block))
+    result = engine.generate(PROMPTS[kind], GenerationConfig(max_tokens=N_TOKENS, block_size=block))
     assert list(result.tokens) == [
         t for t in plain[kind] if t not in engine.loaded.tokenizer.eos_token_ids
     ]
@@ -64,7 +64,8 @@ def test_greedy_text_is_the_targets_own(engine, plain, kind, block):
 
 def test_the_draft_is_worth_something(engine):
     """Taps off by one, a wrong mask or a wrong rope leave the text right and the draft useless."""
-    config = GenerationConfig(max_tokens=20, block=8)  # auto may well decide against drafting here
+    # with "auto" the controller may disable drafting on this machine
+    config = GenerationConfig(max_tokens=20, block_size=8)
     stats = engine.generate(PROMPTS["list"], config).stats
     assert stats.tokens_per_round > 1.2
     assert stats.reason is None

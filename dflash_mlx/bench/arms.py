@@ -118,7 +118,7 @@ def prompt_ids(engine: Engine, prompt: Prompt) -> list[int]:
 
 
 def _greedy(n_tokens: int, block: int | None) -> GenerationConfig:
-    return GenerationConfig(max_tokens=n_tokens, block=block, sampling=SamplingConfig())
+    return GenerationConfig(max_tokens=n_tokens, block_size=block, sampling=SamplingConfig())
 
 
 def _plain(engine: Engine, ids: Sequence[int], n_tokens: int, stop: threading.Event) -> Answer:

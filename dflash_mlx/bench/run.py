@@ -18,14 +18,14 @@ from dflash_mlx.errors import BadRequest, DFlashError
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """What to measure. `blocks` are fixed blocks besides auto; `contexts` are prompt tokens.
+    """What to measure. `block_sizes` are fixed blocks besides auto; `contexts` are prompt tokens.
 
     A prompt of another length than its own is a long document of about so many tokens.
     """
 
     n_tokens: int = 256
     repeats: int = 3
-    blocks: tuple[int, ...] = ()
+    block_sizes: tuple[int, ...] = ()
     contexts: tuple[int, ...] = ()
     cool_down_s: float = 0.0
 
@@ -35,7 +35,7 @@ class BenchConfig:
                 raise BadRequest(f"{option} is {value}; it needs a whole number > 0")
         if not 0 <= self.cool_down_s < float("inf"):
             raise BadRequest(f"--cool-down is {self.cool_down_s}; it needs seconds >= 0")
-        for option, values in (("--contexts", self.contexts), ("--blocks", self.blocks)):
+        for option, values in (("--contexts", self.contexts), ("--block-sizes", self.block_sizes)):
             if any(value < 1 for value in values):
                 raise BadRequest(f"{option} is {min(values)}; it needs whole numbers > 0")
 
@@ -121,10 +121,10 @@ def arms_of(engine: Engine, config: BenchConfig) -> list[Arm]:
     """
     draft = engine.loaded.pair.draft
     assert draft is not None
-    for block in config.blocks:
+    for block in config.block_sizes:
         if block > draft.block_size:
-            raise BadRequest(f"--blocks is {block}; this draft has 1 to {draft.block_size} rows")
-    return [PlainArm(PLAIN), DFlashArm(), *(DFlashArm(block) for block in config.blocks)]
+            raise BadRequest(f"--block-sizes has {block}; this draft needs 1 to {draft.block_size}")
+    return [PlainArm(PLAIN), DFlashArm(), *(DFlashArm(block) for block in config.block_sizes)]
 
 
 def _check(engine: Engine, measured: Measured, index: int, arm: Arm, n_tokens: int) -> None:

@@ -46,7 +46,7 @@ def bench(
     prompts: Annotated[int, typer.Option(help="Prompts of each kind or data set.")] = 2,
     max_tokens: Annotated[int, typer.Option(help="Tokens of an answer.")] = 256,
     repeats: Annotated[int, typer.Option(help="Timed answers of each arm to each prompt.")] = 3,
-    blocks: Annotated[
+    block_sizes: Annotated[
         str, typer.Option(metavar="N,N,...", help="Fixed blocks to measure besides auto.")
     ] = "",
     contexts: Annotated[
@@ -75,7 +75,7 @@ def bench(
     from dflash_mlx.bench.earlier import read_earlier
     from dflash_mlx.bench.run import BenchConfig
 
-    widths, lengths = numbers("--blocks", blocks), numbers("--contexts", contexts)
+    widths, lengths = numbers("--block-sizes", block_sizes), numbers("--contexts", contexts)
     config = BenchConfig(max_tokens, repeats, widths, lengths, cool_down)
     _check(model, draft, compare, as_json)
     work = _prompts(kind, data, prompts, config)
@@ -159,7 +159,7 @@ def _measure(
         terminal.show("timing the bare forwards")
         ids = prompt_ids(engine, measured.prompts[0])
         try:
-            bare = forwards(engine, ids, [1, *config.blocks])
+            bare = forwards(engine, ids, [1, *config.block_sizes])
             speed = memory_speed(engine)
         except KeyboardInterrupt:
             measured.broken_off = STOPPED

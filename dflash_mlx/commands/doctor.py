@@ -124,14 +124,15 @@ def _check_pair(
     facts |= {
         "target": loaded.model_name,
         "draft": loaded.draft_name,
-        "block": loaded.block(config),
+        "block_size": loaded.block_size(config),
         "sampling": loaded.sampling.described(),
         "thinking": loaded.thinking(config),
         "max_context": room,
         "context_that_fits": at_most,
         "need": {**asdict(wanted), "peak_bytes": wanted.peak_bytes},
     }
-    yield Finding("settings", "ok", f"blocks of up to {facts['block']} rows, {facts['sampling']}")
+    settings = f"block size up to {facts['block_size']}, {facts['sampling']}"
+    yield Finding("settings", "ok", settings)
     yield check_fit(wanted, machine, at_most)
     yield from check_combination(loaded, machine.chip)
     yield from check_auto(loaded, looks.n_rows, facts)

@@ -44,7 +44,8 @@ def _show(pair: "PairItem", room: int | None) -> None:
     card = pair.card
     thinking = {None: "", True: ", thinking on", False: ", thinking off"}[card.thinking]
     names = f" ({', '.join(card.aliases)})" if card.aliases else ""
-    typer.echo(f"{card.nickname}{names}: {card.family}, block {card.block or 'own'}{thinking}")
+    block = f"block size {card.block_size or 'own'}"
+    typer.echo(f"{card.nickname}{names}: {card.family}, {block}{thinking}")
     if pair.need_bytes is not None:
         typer.echo(f"  needs   {_need(pair)}{_FITS[_fits(pair, room)]}")
     typer.echo(f"  target  {pair.target.reference}  {_size(pair.target, card.target_bytes)}")
@@ -96,7 +97,7 @@ def _pair(pair: "PairItem", room: int | None) -> dict[str, Any]:
         "nickname": card.nickname,
         "aliases": card.aliases,
         "family": card.family,
-        "block": card.block,
+        "block_size": card.block_size,
         "thinking": card.thinking,
         "licence": card.licence,
         "target": {**_item(pair.target), "revision": card.target_revision},

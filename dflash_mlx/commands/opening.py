@@ -35,8 +35,8 @@ def describe(engine: "Engine", config: "GenerationConfig", options: RequestOptio
     loaded = engine.loaded
     draft = f" + {_short(loaded.draft_name)}" if loaded.draft_name else ", no draft"
     sampling = config.sampling or loaded.sampling
-    block = loaded.block(config)
-    auto = f"block auto, at most {block}" if loaded.adapts(config) else f"block {block}"
+    block = loaded.block_size(config)
+    auto = f"block size auto, at most {block}" if loaded.adapts(config) else f"block size {block}"
     facts = [auto if block > 1 else "plain decoding", sampling.described()]
     if (thinking := loaded.thinking(config)) is not None:
         facts.append(f"thinking {'on' if thinking else 'off'}")

@@ -28,8 +28,9 @@ class RequestOptions:
         str,
         typer.Option(help="auto (the draft that belongs to the model), none, or a name."),
     ] = "auto"
-    block: Annotated[
-        str, typer.Option(help="Rows of a round, anchor included; 1 decodes plainly.")
+    block_size: Annotated[
+        str,
+        typer.Option(help="Tokens verified per round, anchor included; 1 disables speculation."),
     ] = "auto"
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 1024
     temperature: Annotated[float | None, typer.Option(help=f"0 is greedy. {_FROM_MODEL}")] = None
@@ -74,9 +75,11 @@ class RequestOptions:
         Raises:
             BadRequest: a value outside its range.
         """
-        block = self.generation(SamplingConfig()).block
+        block = self.generation(SamplingConfig()).block_size
         if block is not None and block > 1 and self.draft == "none":
-            raise BadRequest(f"--block {block} needs a draft; drop --draft none, or use --block 1")
+            raise BadRequest(
+                f"--block-size {block} needs a draft; drop --draft none, or use --block-size 1"
+            )
         blas_choice(self.blas)
         kernel_policy(self.kernels)
 
@@ -94,7 +97,7 @@ class RequestOptions:
         return GenerationConfig(
             max_tokens=self.max_tokens,
             stop=tuple(self.stop or ()),
-            block=_block(self.block),
+            block_size=_block_size(self.block_size),
             sampling=self.sampling(defaults),
             thinking=self.thinking,
             chat_template=chat_template,
@@ -169,13 +172,13 @@ def _parameters(
             )
 
 
-def _block(text: str) -> int | None:
+def _block_size(text: str) -> int | None:
     if text == "auto":
         return None
     try:
         return int(text)
     except ValueError as error:
-        raise BadRequest(f"--block is {text!r}; it needs auto, or 1 to 64 rows") from error
+        raise BadRequest(f"--block-size is {text!r}; it needs auto, or 1 to 64") from error
 
 
 def _bias(text: str) -> tuple[int, float]:

@@ -2,7 +2,7 @@
 
 _LENGTH = "the length of an answer is --max-tokens"
 _DRAFT = "the draft is --draft, and auto takes the one that belongs to the model"
-_BLOCK = "the rows of a round, anchor included, are --block"
+_BLOCK = "tokens verified per round, anchor included, are --block-size"
 _KV = "both caches keep the model's own precision, which exactness needs; leave it out"
 _CONTEXT = "the context is the model's own and grows as it is used; leave it out"
 _CODE = "code from a repository is never run; take a build in an architecture that mlx-lm knows"
@@ -39,7 +39,7 @@ _REMEDIES = {
     "--no-draft": "plain decoding is --draft none",
     "--num-draft-tokens": _BLOCK,
     "--draft-max": _BLOCK,
-    "--block-size": _BLOCK,
+    "--block": _BLOCK,
     "--block-tokens": _BLOCK,
     "--max-new-tokens": _LENGTH,
     "--n-predict": _LENGTH,

@@ -57,13 +57,13 @@ class LoadedPair:
         spare = STEP * (2 if draft_bytes else 1)  # caches grow by so many rows at once
         return max(0, min(shape.context_length, self.cache_config.max_bytes // row_bytes - spare))
 
-    def block(self, config: GenerationConfig) -> int:
+    def block_size(self, config: GenerationConfig) -> int:
         """Return the most rows of a round that `config` leads to, 1 without drafting."""
         draft = self.pair.draft
         if draft is None:
             return 1
-        if config.block is not None:
-            return config.block
+        if config.block_size is not None:
+            return config.block_size
         if self.tuning is not None:
             return self.tuning.costs.max_rows
         if self.quantized and not self.compute.dense:
@@ -72,15 +72,15 @@ class LoadedPair:
 
     def adapts(self, config: GenerationConfig) -> bool:
         """Whether the rows of every round are chosen by what they cost and bring."""
-        return self.tuning is not None and config.block is None
+        return self.tuning is not None and config.block_size is None
 
     def policy(self, config: GenerationConfig) -> BlockPolicy:
         """Return the block policy of one request: measured widths, unless it names its own."""
         if self.tuning is None:
-            return FixedBlock(self.block(config))
-        if config.block is None:
+            return FixedBlock(self.block_size(config))
+        if config.block_size is None:
             return self.tuning.policy()
-        return FixedBlock(config.block, self.tuning.overlap(config.block))
+        return FixedBlock(config.block_size, self.tuning.overlap(config.block_size))
 
     def learn(self, policy: BlockPolicy) -> None:
         """Let later requests begin with what a finished one has found out."""
@@ -119,12 +119,14 @@ class LoadedPair:
             raise BadRequest("the prompt is empty; give it some text")
         if isinstance(prompt, str) and any("\ud800" <= letter <= "\udfff" for letter in prompt):
             raise BadRequest("the prompt holds half a character; decode it as UTF-8 text first")
-        draft, block = self.pair.draft, config.block
+        draft, block = self.pair.draft, config.block_size
         if block is not None and block > 1 and draft is None:
-            raise BadRequest(f"block is {block} and there is no draft; use block 1, or a draft")
+            raise BadRequest(
+                f"block_size is {block} and there is no draft; use block_size 1, or load a draft"
+            )
         if block is not None and draft is not None and block > draft.block_size:
             raise BadRequest(
-                f"block is {block}; this draft was trained for blocks of {draft.block_size}, "
+                f"block_size is {block}; this draft was trained for blocks of {draft.block_size}, "
                 f"so it needs 1 to {draft.block_size}"
             )
         if config.thinking and not self.tokenizer.has_thinking:

@@ -40,7 +40,7 @@ class Stats:
     draft_s: float | None
     verify_s: float | None
     host_reads: int
-    block: int
+    block_size: int
     path: str
     disabled_at: int | None
     reason: str | None

@@ -20,7 +20,7 @@ _OPTIONAL = {
     "draft_revision": str,
     "fallback": str,
     "thinking": bool,
-    "block": int,
+    "block_size": int,
     "aliases": list,
     "targets": list,
     "parameters": int,

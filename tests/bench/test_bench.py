@@ -43,7 +43,7 @@ def engine(target):
 @pytest.fixture(scope="module")
 def report(engine):
     """A small benchmark with fixed blocks and a long document, summarised."""
-    config = BenchConfig(n_tokens=12, repeats=2, blocks=(2, 4), contexts=(700,))
+    config = BenchConfig(n_tokens=12, repeats=2, block_sizes=(2, 4), contexts=(700,))
     measured = run(engine, PROMPTS, config, lambda text: None)
     bare = forwards(engine, prompt_ids(engine, PROMPTS[0]), [1, 2, 4])
     return summarise(engine, measured, config, bare, 1e9, "40 degrees Celsius")
@@ -271,7 +271,7 @@ def test_what_cannot_be_compared_is_refused(engine, target):
     with pytest.raises(BadRequest, match="the context holds"):
         run(engine, [], BenchConfig(contexts=(engine.loaded.context_length + 500,)), quiet)
     with pytest.raises(BadRequest, match="1 to 8"):
-        run(engine, PROMPTS, BenchConfig(blocks=(9,)), quiet)
+        run(engine, PROMPTS, BenchConfig(block_sizes=(9,)), quiet)
     alone = Engine(loaded_pair(Pair(target)), engine.worker)
     with pytest.raises(BadRequest, match="no draft"):
         run(alone, PROMPTS, BenchConfig(), quiet)

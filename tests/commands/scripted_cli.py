@@ -37,7 +37,7 @@ class Engine:
             compute=SimpleNamespace(device="metal"),
             blas="accelerate",
             kernels=None,
-            block=lambda config: 8,
+            block_size=lambda config: 8,
             adapts=lambda config: False,
             thinking=lambda config: None,
             check=lambda prompt, config: None,

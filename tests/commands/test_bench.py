@@ -15,7 +15,7 @@ QUICK = ["--max-tokens", "6", "--repeats", "1", "--kind", "chat", "--prompts", "
     [
         (["--max-tokens", "0"], "--max-tokens"),
         (["--repeats", "0"], "repeats"),
-        (["--blocks", "2,x"], "--blocks"),
+        (["--block-sizes", "2,x"], "--block-sizes"),
         (["--prompts", "0"], "no prompts"),
         (["--prompts", "-1"], "--prompts"),
         (["--kind", "poetry"], "poetry"),
@@ -25,7 +25,7 @@ QUICK = ["--max-tokens", "6", "--repeats", "1", "--kind", "chat", "--prompts", "
         (["--draft", "none"], "--draft"),
         (["--model", "smolm2-135m"], "did you mean smollm2-135m"),
         (["--cool-down", "nan"], "--cool-down"),
-        (["--blocks", "0"], "--blocks"),
+        (["--block-sizes", "0"], "--block-sizes"),
         (["--cool-down", "-1"], "--cool-down"),
         (["--json", "--compare", "nothing.json"], "--compare"),
     ],
@@ -49,7 +49,7 @@ def test_bench_prints_a_report_with_a_verdict(loads, capsys):
 def test_bench_writes_json_page_and_comparison(loads, capsys, tmp_path):
     """What cannot be kept cannot be compared."""
     page = tmp_path / "page.html"
-    assert main(["bench", *QUICK, "--blocks", "2", "--json", "--html", str(page)]) == 0
+    assert main(["bench", *QUICK, "--block-sizes", "2", "--json", "--html", str(page)]) == 0
     values = json.loads(capsys.readouterr().out)
     assert {figure["arm"] for figure in values["figures"]} == {"plain", "auto", "block 2"}
     assert page.read_text().startswith("<!doctype html>")

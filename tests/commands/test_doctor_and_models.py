@@ -76,7 +76,7 @@ def test_doctor_says_what_would_be_loaded_and_whether_it_fits(home, capsys):
         pytest.skip("the embedded pair is not installed")
     found = json.loads(run(capsys, "doctor", "--json", "--context", "1000"))
     assert found["ok"] is True
-    assert found["pair"]["block"] == 8
+    assert found["pair"]["block_size"] == 8
     assert found["pair"]["need"]["n_rows"] == 1000
     assert found["pair"]["context_that_fits"] <= found["pair"]["max_context"] == 8192
     assert found["machine"]["device"] in ("cpu", "metal")

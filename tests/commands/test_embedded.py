@@ -39,7 +39,7 @@ def run(*arguments, stdin=""):
 def test_generate_answers(block):
     """Everything from the wheel's file to the text, at once; auto may decide against drafting."""
     question = "What is the capital of France?"
-    done = run("generate", question, "--max-tokens", "8", "--json", "--block", block)
+    done = run("generate", question, "--max-tokens", "8", "--json", "--block-size", block)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["text"] == "The capital of France is Paris."
@@ -52,7 +52,7 @@ def test_generate_answers(block):
 def test_chat_in_a_pipe_remembers():
     """A second turn that knows nothing of the first is the bug that chats had for years."""
     turns = "My name is Ada.\nWhat is my name?\n"
-    done = run("chat", "--max-tokens", "4", "--block", "2", stdin=turns)
+    done = run("chat", "--max-tokens", "4", "--block-size", "2", stdin=turns)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("\n") >= 2
     lines = [line for line in done.stderr.splitlines() if line.startswith("prompt ")]

@@ -41,7 +41,7 @@ def test_stdout_is_the_text_and_nothing_else(loads, capsys, expected):
 def test_stderr_tells_what_was_loaded_and_how_it_went(loads, capsys):
     """Half the speed reports are about a setting nobody saw."""
     err = run(capsys, "Hello", *SHORT).err
-    assert "smollm2-135m + tiny-draft: block 8, greedy" in err
+    assert "smollm2-135m + tiny-draft: block size 8, greedy" in err
     assert "prompt 23 new + 0 cached" in err
     assert "tok/round" in err and "accepted" in err
 
@@ -55,8 +55,14 @@ def test_json_is_one_object_with_everything(loads, capsys, expected):
     assert found["tokens"] == list(expected.tokens)
     assert found.keys() >= {"finish_reason", "prompt_tokens", "cached_tokens", "generated_tokens"}
     assert found.keys() >= {"model", "draft", "seed"}
-    stats = {"rounds", "drafted", "accepted", "acceptance", "tokens_per_round", "block", "path"}
-    stats |= {"accepted_lengths", "accepted_by_position", "drafted_by_position", "host_reads"}
+    stats = {"rounds", "drafted", "accepted", "acceptance", "tokens_per_round", "path"}
+    stats |= {
+        "block_size",
+        "accepted_lengths",
+        "accepted_by_position",
+        "drafted_by_position",
+        "host_reads",
+    }
     stats |= {"prefill_s", "decode_s", "prefill_tps", "decode_tps", "draft_s", "verify_s"}
     stats |= {"disabled_at", "reason"}
     assert found["stats"].keys() >= stats | {"peak_memory_bytes", "blas"}
@@ -90,12 +96,12 @@ def test_model_and_draft_are_passed_on(loads, capsys):
 def test_the_text_is_the_same_at_every_block(loads, capsys, expected):
     """A block size is about speed, never about text."""
     for block in ("1", "3", "8"):
-        assert run(capsys, "Hello", "--block", block, *SHORT).out == expected.text
+        assert run(capsys, "Hello", "--block-size", block, *SHORT).out == expected.text
 
 
 def test_a_block_the_pair_cannot_serve_is_refused(loads, capsys):
     """Silently drafting less than asked hides a mistake."""
-    assert main(["generate", "Hello", "--block", "9"]) == 2
+    assert main(["generate", "Hello", "--block-size", "9"]) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert "trained for blocks of 8" in said.err.splitlines()[-1]

@@ -33,12 +33,12 @@ def test_every_sampling_field_has_an_option():
 def test_all_options_arrive():
     """An option that is parsed and dropped is worse than none."""
     options = RequestOptions(
-        block="3", max_tokens=7, stop=["a", "b"], thinking=False, logit_bias=["4=-1.5", "9=2"]
+        block_size="3", max_tokens=7, stop=["a", "b"], thinking=False, logit_bias=["4=-1.5", "9=2"]
     )
     assert options.generation(SamplingConfig()) == GenerationConfig(
         max_tokens=7,
         stop=("a", "b"),
-        block=3,
+        block_size=3,
         sampling=SamplingConfig(logit_bias={4: -1.5, 9: 2.0}),
         thinking=False,
     )
@@ -48,7 +48,7 @@ def test_all_options_arrive():
 
 def test_block_auto_leaves_it_to_the_pair():
     """A number here would override what the draft was trained for."""
-    assert RequestOptions().generation(SamplingConfig()).block is None
+    assert RequestOptions().generation(SamplingConfig()).block_size is None
 
 
 def test_options_that_greedy_decoding_ignores_are_named():

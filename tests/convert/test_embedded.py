@@ -45,7 +45,7 @@ def test_the_pair_that_the_command_makes_writes_what_the_nickname_writes(tmp_pat
     for name in ("smollm2-135m", out):
         with load(name) as engine:
             results.append(
-                engine.generate("List three fruits.", GenerationConfig(max_tokens=10, block=8))
+                engine.generate("List three fruits.", GenerationConfig(max_tokens=10, block_size=8))
             )
     assert results[1].tokens == results[0].tokens
     assert results[1].stats.tokens_per_round > 1.2

@@ -130,7 +130,7 @@ def test_the_estimate_is_what_mlx_allocates(files, outlined):
 def test_an_outline_answers_questions_about_settings(outlined):
     """What would be loaded should be told by the code that loads it."""
     loaded: LoadedPair = outlined[0]
-    assert loaded.block(GenerationConfig()) == 8
+    assert loaded.block_size(GenerationConfig()) == 8
     assert loaded.context_length == 8192
     assert loaded.cache_config == CacheConfig()
 

@@ -40,7 +40,7 @@ def test_unmeasured_quantized_targets_on_metal_get_short_blocks(
     """The draft's own 16 rows lose a quarter of the speed on a quantized target."""
     pair = Pair(target, random_draft(target))
     loaded = loaded_pair(pair, compute=compute, quantized=quantized)
-    assert loaded.block(GenerationConfig(block=asked)) == rows
+    assert loaded.block_size(GenerationConfig(block_size=asked)) == rows
 
 
 @pytest.mark.parametrize(

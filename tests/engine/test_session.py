@@ -302,7 +302,7 @@ def test_a_seed_gives_one_text_whatever_the_block_and_the_traffic(engine):
 
     def config(block, seed=3):
         sampling = SamplingConfig(temperature=1.5, top_p=0.95, seed=seed)
-        return GenerationConfig(max_tokens=30, block=block, sampling=sampling)
+        return GenerationConfig(max_tokens=30, block_size=block, sampling=sampling)
 
     first = engine.generate("Hello", config(8))
     engine.generate("Other", config(3, seed=9))
@@ -327,7 +327,7 @@ def test_stop_strings_count_and_cut_alike_at_every_block(engine):
     text = engine.generate("Hello", SHORT).text
     stop = text[9:12]
     results = [
-        engine.generate("Hello", GenerationConfig(max_tokens=24, block=block, stop=(stop,)))
+        engine.generate("Hello", GenerationConfig(max_tokens=24, block_size=block, stop=(stop,)))
         for block in (1, 2, 5, 8)
     ]
     assert {(r.text, r.tokens, r.finish_reason) for r in results} == {
@@ -344,7 +344,7 @@ def test_a_stop_that_is_a_special_token_ends_the_answer(engine, block):
         marked = mx.arange(logits.shape[-1]) == MARK
         return mx.where(marked & (tokens.size == n_before), 1e4, logits)
 
-    asked = {"max_tokens": 24, "block": block, "logits_processors": (mark_the_sixth,)}
+    asked = {"max_tokens": 24, "block_size": block, "logits_processors": (mark_the_sixth,)}
     pipelined_next = engine.generate("Hello", GenerationConfig(**asked))
     stopped = engine.generate("Hello", GenerationConfig(**asked, stop=("<mark>",)))
     assert pipelined_next.tokens[5] == MARK
@@ -372,7 +372,7 @@ def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(engine):
     [
         ("", SHORT, "empty"),
         ("  \n", SHORT, "empty"),
-        ("Hello", GenerationConfig(block=9), "trained for blocks of 8"),
+        ("Hello", GenerationConfig(block_size=9), "trained for blocks of 8"),
         ("Hello", GenerationConfig(thinking=True), "no thinking mode"),
         ("Hello", GenerationConfig(sampling=SamplingConfig(logit_bias={999: 1.0})), "260 tokens"),
         ([{"role": "user", "content": "Hello"}], GenerationConfig(chat_template=False), "template"),
@@ -391,7 +391,7 @@ def test_a_block_without_a_draft_is_refused():
         worker.run(lambda: loaded_pair(Pair(tiny_target("qwen3")))), worker
     ) as plain_engine:
         with pytest.raises(BadRequest, match="there is no draft"):
-            plain_engine.generate("Hello", GenerationConfig(block=4))
+            plain_engine.generate("Hello", GenerationConfig(block_size=4))
         result = plain_engine.generate("Hello", SHORT)
     assert result.stats.path == "plain"
     assert result.draft is None
@@ -436,7 +436,7 @@ def test_statistics_of_a_request_are_consistent(engine):
     """Numbers that do not add up cannot be compared with anybody's."""
     stats = engine.generate("Hello", GenerationConfig(max_tokens=60)).stats
     assert stats.path == "dflash"
-    assert stats.block == 8
+    assert stats.block_size == 8
     # a few rounds time their draft apart
     assert stats.rounds <= stats.host_reads < 1.1 * stats.rounds
     assert sum(stats.accepted_lengths.values()) <= stats.rounds
