@@ -109,7 +109,7 @@ class ConvertConfig:
             raise BadRequest("draft-revision needs --draft, which says what to take it from")
 
     @property
-    def names_a_width(self) -> bool:
+    def sets_quantization(self) -> bool:
         """Whether the caller said how weights are to be packed."""
         return any(
             value is not None for value in (self.bits, self.group_size, self.mode, self.recipe)

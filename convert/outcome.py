@@ -6,31 +6,33 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from dflash_mlx.convert.cards import unchanged_from
-from dflash_mlx.convert.job import Job
+from dflash_mlx.convert.check.verification import VerificationReport
 from dflash_mlx.convert.options import ConvertConfig
-from dflash_mlx.convert.place import output_folder
-from dflash_mlx.convert.sidefiles import REPORT, write_json
-from dflash_mlx.convert.verify import Check
+from dflash_mlx.convert.plan.job import ConversionJob
+from dflash_mlx.convert.sources.side_files import REPORT, write_json
+from dflash_mlx.convert.write.cards import unchanged_from
+from dflash_mlx.convert.write.destination import output_folder
 from dflash_mlx.hub.download import free_bytes
 
 _OF_THIS_RUN = ("seconds", "peak_bytes", "worst")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ConversionOutcome:
     """A finished conversion. `checks` has one entry per job, or none without verification.
 
     `unchanged` says that every weight was copied bit for bit.
     """
 
     out: Path
-    jobs: tuple[Job, ...]
-    checks: tuple[Check, ...]
+    jobs: tuple[ConversionJob, ...]
+    checks: tuple[VerificationReport, ...]
     unchanged: bool
 
     @classmethod
-    def of(cls, jobs: Sequence[Job], out: Path, checks: Sequence[Check]) -> Self:
+    def of(
+        cls, jobs: Sequence[ConversionJob], out: Path, checks: Sequence[VerificationReport]
+    ) -> Self:
         """Return the outcome of finished jobs."""
         unchanged = all(job.plan.unchanged() for job in jobs)
         return cls(out, tuple(jobs), tuple(checks), unchanged)
@@ -57,7 +59,7 @@ class Outcome:
         return {"out": str(self.out), "unchanged": self.unchanged, "models": models}
 
 
-def planned(config: ConvertConfig, jobs: Sequence[Job]) -> dict[str, Any]:
+def plan_table(config: ConvertConfig, jobs: Sequence[ConversionJob]) -> dict[str, Any]:
     """Return what a conversion would do as one JSON object; sizes are in bytes.
 
     `disk_bytes` are needed beside the source, `peak_bytes` of memory without verification.
@@ -72,7 +74,7 @@ def planned(config: ConvertConfig, jobs: Sequence[Job]) -> dict[str, Any]:
     }
 
 
-def described(job: Job) -> dict[str, Any]:
+def described(job: ConversionJob) -> dict[str, Any]:
     """Return the facts of one job: what it reads, what it writes, what that takes."""
     return {
         "kind": job.source.kind,
@@ -91,7 +93,7 @@ def described(job: Job) -> dict[str, Any]:
     }
 
 
-def _stored(check: Check) -> dict[str, Any]:
+def _stored(check: VerificationReport) -> dict[str, Any]:
     found = {name: value for name, value in asdict(check).items() if name not in _OF_THIS_RUN}
     found["errors"] = {
         error.name: {"relative": error.relative, "largest": error.largest}

@@ -8,7 +8,7 @@ Phase = Literal["plan", "calibrate", "write", "shard", "files", "check", "publis
 
 
 @dataclass(frozen=True)
-class Progress:
+class ConversionProgress:
     """One report: `done` of `total`, bytes while writing and checking, else steps."""
 
     phase: Phase
@@ -17,9 +17,9 @@ class Progress:
     detail: str = ""
 
 
-Watcher = Callable[[Progress], None]
+ProgressCallback = Callable[[ConversionProgress], None]
 """Called from whichever thread got further; it must be quick."""
 
 
-def unwatched(_: Progress) -> None:
+def ignore_progress(_: ConversionProgress) -> None:
     """Nobody wants to know."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from shlex import quote
 
-from dflash_mlx.convert.sidefiles import REPORT
+from dflash_mlx.convert.sources.side_files import REPORT
 from dflash_mlx.errors import BadRequest, DownloadFailed
 
 Ask = Callable[[str], bool]

@@ -11,11 +11,11 @@ from typing import TypeVar
 
 import mlx.core as mx
 
-Job = TypeVar("Job")
+Item = TypeVar("Item")
 N_WORKERS = 2
 
 
-def run_all(jobs: Iterator[Job], work: Callable[[Job], None], n_workers: int = N_WORKERS) -> None:
+def run_all(jobs: Iterator[Item], work: Callable[[Item], None], n_workers: int = N_WORKERS) -> None:
     """Call `work` on every job, in order of taking, from `n_workers` threads.
 
     The first exception of a job is raised here after all threads have ended; so is an interrupt

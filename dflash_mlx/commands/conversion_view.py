@@ -11,7 +11,7 @@ from dflash_mlx.hub.download import spelled_bytes
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from dflash_mlx.convert import Progress as Report
+    from dflash_mlx.convert.progress import ConversionProgress
 
 _PHASES = {
     "calibrate": "calibrating",
@@ -50,7 +50,7 @@ class Bar:
         if self._bars:
             self._bars.stop()
 
-    def watch(self, report: "Report") -> None:
+    def watch(self, report: "ConversionProgress") -> None:
         """Show one report."""
         if report.phase == "plan":
             self._terminal.say(report.detail, dim=True)

@@ -13,7 +13,7 @@ from dflash_mlx.errors import BadRequest
 from dflash_mlx.system.blas import choose_blas
 
 if TYPE_CHECKING:
-    from dflash_mlx.convert import ConvertConfig, Job
+    from dflash_mlx.convert.options import ConvertConfig
 
 _Out = Annotated[Path | None, typer.Option("--out", "-o", help="Output folder.")]
 _Draft = Annotated[
@@ -78,7 +78,7 @@ def convert(
 ) -> None:
     """Convert a target or a draft into a quantized MLX folder, in bounded memory, checked."""
     choose_blas("auto")  # before MLX is imported; checking multiplies matrices
-    from dflash_mlx.convert import ConvertConfig
+    from dflash_mlx.convert.options import ConvertConfig
 
     if upload is not None and dry_run:
         raise BadRequest("--dry-run writes nothing that --upload could take; leave one of them out")
@@ -110,11 +110,12 @@ def convert(
 
 def _plan(config: "ConvertConfig", as_json: bool) -> None:
     from dflash_mlx.commands.conversion_view import Bar, show_plan
-    from dflash_mlx.convert import plan_conversion, planned
+    from dflash_mlx.convert.outcome import plan_table
+    from dflash_mlx.convert.run import plan_conversion
 
     terminal = Terminal()
     with Bar(terminal) as bar:
-        table = planned(config, plan_conversion(config, bar.watch))
+        table = plan_table(config, plan_conversion(config, bar.watch))
     show_plan(terminal, table)
     if as_json:
         typer.echo(json.dumps(table))
@@ -122,15 +123,16 @@ def _plan(config: "ConvertConfig", as_json: bool) -> None:
 
 def _run(config: "ConvertConfig", as_json: bool, upload: str | None) -> None:
     from dflash_mlx.commands.conversion_view import Bar, show_outcome, show_plan
-    from dflash_mlx.convert import convert, plan_conversion, planned
+    from dflash_mlx.convert.outcome import plan_table
+    from dflash_mlx.convert.run import convert, plan_conversion
     from dflash_mlx.pairs.converted import remember
     from dflash_mlx.system.settings import settings_folder
 
     terminal = Terminal()
     try:
         with Bar(terminal) as bar:
-            jobs: list[Job] = plan_conversion(config, bar.watch)
-        show_plan(terminal, planned(config, jobs))
+            jobs = plan_conversion(config, bar.watch)
+        show_plan(terminal, plan_table(config, jobs))
         with Bar(terminal) as bar:
             outcome = convert(config, bar.watch, jobs)
     except KeyboardInterrupt:

@@ -65,7 +65,7 @@ def test_an_interrupt_says_how_to_go_on(source, tmp_path, capsys, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dflash_mlx.convert.write_weights", interrupted)
+    monkeypatch.setattr("dflash_mlx.convert.run.write_weights", interrupted)
     assert main(["convert", str(source), "-o", str(tmp_path / "out")]) == 130
     assert "goes on where it stopped" in capsys.readouterr().err
 

@@ -9,7 +9,9 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from dflash_mlx.convert import ConvertConfig, Outcome, convert
+from dflash_mlx.convert.options import ConvertConfig
+from dflash_mlx.convert.outcome import ConversionOutcome
+from dflash_mlx.convert.run import convert
 from dflash_mlx.models.draft.build import draft_model
 from dflash_mlx.models.draft.config_file import read_draft_config
 from tests.tiny import write_target
@@ -134,7 +136,7 @@ def save_numpy(path: Path, tensors: dict[str, tuple[str, tuple[int, ...], bytes]
     path.write_bytes(struct.pack("<Q", len(encoded)) + encoded + data)
 
 
-def run(source: Path, out: Path, **options: Any) -> Outcome:
+def run(source: Path, out: Path, **options: Any) -> ConversionOutcome:
     """Convert, without verification unless asked for."""
     options = {"verify": False, **options}
     return convert(ConvertConfig(source=str(source), out=out, **options))

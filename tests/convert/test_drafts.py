@@ -163,7 +163,7 @@ def test_auto_is_refused_for_a_draft(tmp_path):
 
 def test_a_pair_is_one_folder_that_loads(tmp_path, target, monkeypatch):
     """Target and draft apart are two things to mix up."""
-    monkeypatch.setattr("dflash_mlx.convert.acceptance._N_TOKENS", 8)
+    monkeypatch.setattr("dflash_mlx.convert.check.acceptance._N_TOKENS", 8)
     source = target_folder(tmp_path / "target", "qwen3")
     out = tmp_path / "pair"
     outcome = run(source, out, draft=str(draft_folder(tmp_path / "draft")), verify=True)

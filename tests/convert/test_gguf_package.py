@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dflash_mlx.convert.gguf_source import open_gguf
+from dflash_mlx.convert.sources.gguf import open_gguf
 from dflash_mlx.convert.tensors import read_all
 from tests.convert.checkpoints import run, weights_of
 from tests.gguf.writer import as_gguf, tiny_metadata

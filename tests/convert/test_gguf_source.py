@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from mlx_lm.utils import load_model, load_tokenizer
 
-from dflash_mlx.convert.gguf_source import open_gguf
+from dflash_mlx.convert.sources.gguf import open_gguf
 from dflash_mlx.convert.tensors import read_all, row_count
 from dflash_mlx.errors import BadRequest, UnsupportedModel
 from dflash_mlx.gguf.read import read_gguf

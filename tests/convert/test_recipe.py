@@ -3,9 +3,9 @@
 import mlx.core as mx
 import pytest
 
-from dflash_mlx.convert.calibrate import WIDTHS, Measured, spend
 from dflash_mlx.convert.options import Quantization
-from dflash_mlx.convert.recipe import named_recipe, role_of
+from dflash_mlx.convert.plan.auto_recipe import CANDIDATE_BITS, QuantizationErrors, allocate_bits
+from dflash_mlx.convert.plan.recipe import named_recipe, role_of
 from dflash_mlx.errors import BadRequest, UnsupportedModel
 from tests.convert.checkpoints import run, target_folder, weights_of
 
@@ -88,21 +88,24 @@ def test_a_path_that_matches_nothing_is_refused(tmp_path):
 
 
 def errors(scale):
-    return tuple(scale / 2**bits for bits in WIDTHS)
+    return tuple(scale / 2**bits for bits in CANDIDATE_BITS)
 
 
 def test_bits_go_where_the_output_error_is_largest():
     """The point of a mixture: the same size with a smaller worst error."""
-    found = [Measured("a", 1000, errors(1.0)), Measured("b", 1000, errors(16.0))]
-    widths = spend(found, 4.5, group_size=64)
+    found = [
+        QuantizationErrors("a", 1000, errors(1.0)),
+        QuantizationErrors("b", 1000, errors(16.0)),
+    ]
+    widths = allocate_bits(found, 4.5, group_size=64)
     assert widths == {"a": 2, "b": 6}
 
 
 @pytest.mark.parametrize("average", [2.5, 3.2, 4.5, 6.75, 8.5])
 def test_the_average_is_kept(average):
     """A user gives an average because that is the memory there is."""
-    found = [Measured(f"w{i}", 100 * (i + 1), errors(i + 0.5)) for i in range(20)]
-    widths = spend(found, average, group_size=64)
+    found = [QuantizationErrors(f"w{i}", 100 * (i + 1), errors(i + 0.5)) for i in range(20)]
+    widths = allocate_bits(found, average, group_size=64)
     total = sum(weight.n_weights for weight in found)
     used = sum(weight.n_weights * (widths[weight.path] + 0.5) for weight in found)
     assert average - 0.3 < used / total <= average + 1e-9

@@ -10,15 +10,16 @@ import time
 
 import pytest
 
-from dflash_mlx.convert import Progress
-from dflash_mlx.convert.workfolder import WorkFolder
+from dflash_mlx.convert.progress import ConversionProgress
+from dflash_mlx.convert.write.work_folder import WorkFolder
 from dflash_mlx.errors import BadRequest, OutOfDisk
 from tests.convert.checkpoints import DRAFT_CONFIG, draft_folder, draft_weights, run
 
 KILLED = """
 import hashlib, os, pathlib, shutil, signal, sys
-import dflash_mlx.convert.verify, dflash_mlx.models.draft.dflash
-from dflash_mlx.convert import ConvertConfig, convert
+import dflash_mlx.convert.check.verification, dflash_mlx.models.draft.dflash
+from dflash_mlx.convert.options import ConvertConfig
+from dflash_mlx.convert.run import convert
 
 def forked(watch):
     child = os.fork()
@@ -81,7 +82,7 @@ def test_finished_files_are_not_written_again(tmp_path):
     source = draft_folder(tmp_path / "source")
     out = tmp_path / "out"
 
-    def stop_after_two(report: Progress) -> None:
+    def stop_after_two(report: ConversionProgress) -> None:
         if report.phase == "shard" and report.done == 2:
             raise KeyboardInterrupt
 
@@ -98,7 +99,8 @@ def test_finished_files_are_not_written_again(tmp_path):
 
 
 def run_watched(source, out, watch):
-    from dflash_mlx.convert import ConvertConfig, convert
+    from dflash_mlx.convert.options import ConvertConfig
+    from dflash_mlx.convert.run import convert
 
     config = ConvertConfig(source=str(source), out=out, verify=False, shard_bytes=40_000)
     return convert(config, watch)
@@ -108,7 +110,7 @@ def test_a_changed_source_is_not_continued(tmp_path):
     """Half of one checkpoint and half of another is no model."""
     source = draft_folder(tmp_path / "source")
 
-    def stop(report: Progress) -> None:
+    def stop(report: ConversionProgress) -> None:
         if report.phase == "shard":
             raise KeyboardInterrupt
 
@@ -178,7 +180,7 @@ def test_a_full_disk_says_so_and_resumes(tmp_path):
     """`OSError: [Errno 28]` in the middle of a traceback tells nobody that all is not lost."""
     source = draft_folder(tmp_path / "source")
 
-    def fill_up(report: Progress) -> None:
+    def fill_up(report: ConversionProgress) -> None:
         if report.phase == "shard" and report.done == 2:
             raise OSError(28, "No space left on device")
 
@@ -192,7 +194,7 @@ def test_a_full_disk_says_so_and_resumes(tmp_path):
 
 def test_too_little_room_is_said_before_the_first_byte(tmp_path, monkeypatch):
     """Filling the disk to find out that it is too small leaves a machine that cannot even log."""
-    monkeypatch.setattr("dflash_mlx.convert.place.free_bytes", lambda folder: 1000)
+    monkeypatch.setattr("dflash_mlx.convert.write.destination.free_bytes", lambda folder: 1000)
     with pytest.raises(OutOfDisk, match="needs"):
         run(draft_folder(tmp_path / "source"), tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
@@ -202,7 +204,7 @@ def test_an_interrupt_ends_all_threads(tmp_path):
     """Ctrl-C must not leave a thread that goes on writing."""
     before = threading.active_count()
 
-    def interrupt(report: Progress) -> None:
+    def interrupt(report: ConversionProgress) -> None:
         if report.phase == "write":
             raise KeyboardInterrupt
 

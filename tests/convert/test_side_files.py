@@ -6,7 +6,7 @@ import os
 import pytest
 from mlx_lm.utils import load_tokenizer
 
-from dflash_mlx.convert.shards import file_hash
+from dflash_mlx.convert.write.shards import file_hash
 from dflash_mlx.engine.engine import load
 from dflash_mlx.errors import BadCheckpoint, PairMismatch
 from dflash_mlx.pairs.manifest import Manifest, check_cards, target_facts, tokenizer_hash

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from dflash_mlx.convert.layerwalk import LayerWalk
-from dflash_mlx.convert.streamed import StreamedLinear
+from dflash_mlx.convert.plan.layer_runner import LayerRunner
+from dflash_mlx.convert.plan.streamed import StreamedLinear
 from dflash_mlx.convert.tensors import chunks
 from tests.convert.checkpoints import target_folder, weights_of
 from tests.convert.test_trace import Held
@@ -19,7 +19,7 @@ from tests.convert.test_trace import Held
 def short_chunks(monkeypatch):
     """Chunks of three rows, whatever their width."""
     monkeypatch.setattr(
-        "dflash_mlx.convert.streamed.chunks",
+        "dflash_mlx.convert.plan.streamed.chunks",
         lambda rows: chunks(rows, 3 * rows.shape[-1] * 4),
     )
 
@@ -51,7 +51,7 @@ def test_a_layer_without_its_linear_weights_gives_the_layer_s_output(tmp_path, s
     source = target_folder(tmp_path / "source", "qwen3")
     weights = {name: array.astype(mx.float32) for name, array in weights_of(source).items()}
     values = {name: Held(array) for name, array in weights.items()}
-    walk = LayerWalk(json.loads((source / "config.json").read_text()), "source")
+    walk = LayerRunner(json.loads((source / "config.json").read_text()), "source")
     hidden = walk.embed(values, [1, 2, 3, 4])
     expected = walk.model.model
     expected.load_weights(

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dflash_mlx.convert import torch_source
+from dflash_mlx.convert.sources import torch_files
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
 from tests.convert.checkpoints import (
     DRAFT_CONFIG,
@@ -52,7 +52,7 @@ def save_bins(folder, state, torch, n_files=1):
         part = names[number::n_files]
         torch.save({name: state[name] for name in part}, folder / file)
         table |= dict.fromkeys(part, file)
-    (folder / torch_source.INDEX).write_text(json.dumps({"weight_map": table}))
+    (folder / torch_files.INDEX).write_text(json.dumps({"weight_map": table}))
 
 
 def target_as_bins(folder, dtype, torch, family="llama", n_files=1):
@@ -166,13 +166,13 @@ def test_without_torch_the_way_on_is_named_and_nothing_is_unpickled(tmp_path, mo
 @pytest.mark.parametrize("name", ["../pytorch_model.bin", "/etc/passwd", ".."])
 def test_an_index_reaches_nothing_outside_its_folder(tmp_path, name):
     """A checkpoint must not make us open other files of its user."""
-    (tmp_path / torch_source.INDEX).write_text(json.dumps({"weight_map": {"w": name}}))
+    (tmp_path / torch_files.INDEX).write_text(json.dumps({"weight_map": {"w": name}}))
     with pytest.raises(BadCheckpoint, match="Do not trust"):
-        torch_source.read_folder(tmp_path)
+        torch_files.read_folder(tmp_path)
 
 
 def test_a_missing_shard_is_named(tmp_path):
     """Half a download is the commonest broken checkpoint."""
-    (tmp_path / torch_source.INDEX).write_text('{"weight_map": {"w": "a.bin"}}')
+    (tmp_path / torch_files.INDEX).write_text('{"weight_map": {"w": "a.bin"}}')
     with pytest.raises(BadCheckpoint, match=r"lacks the shard a\.bin"):
-        torch_source.read_folder(tmp_path)
+        torch_files.read_folder(tmp_path)

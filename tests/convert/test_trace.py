@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from dflash_mlx.convert.computed import ComputedRows
-from dflash_mlx.convert.target_layout import build_model
+from dflash_mlx.convert.plan.computed import ComputedRows
+from dflash_mlx.convert.plan.target_layout import build_model
+from dflash_mlx.convert.plan.trace import trace_rule
 from dflash_mlx.convert.tensors import dtype_name, from_mlx, read_all, row_count
-from dflash_mlx.convert.trace import traced
 
 
 class Held:
@@ -107,7 +107,7 @@ def test_rows_equal_what_the_rule_makes_of_whole_tensors(case):
     """A stack in another order, or a norm shifted once too often, gives fluent nonsense."""
     config, make, whole = CASES[case]
     tensors = make()
-    found = traced(build_model(config, "x").sanitize, {n: Held(a) for n, a in tensors.items()})
+    found = trace_rule(build_model(config, "x").sanitize, {n: Held(a) for n, a in tensors.items()})
     expected = build_model(config, "x").sanitize(dict(tensors))
     assert found.keys() == expected.keys()
     for name, array in expected.items():
@@ -125,7 +125,7 @@ def test_rows_equal_what_the_rule_makes_of_whole_tensors(case):
 def test_a_chunk_of_a_stack_reads_only_its_own_rows():
     """Experts stacked in memory are what makes a converter need more than the machine has."""
     tensors = {name: Held(array) for name, array in qwen3_moe_tensors().items()}
-    found = traced(build_model(QWEN3_MOE, "x").sanitize, tensors)
+    found = trace_rule(build_model(QWEN3_MOE, "x").sanitize, tensors)
     found["model.layers.0.mlp.switch_mlp.up_proj.weight"].read(20, 28)
     assert sum(held.n_read for held in tensors.values()) == 8
 
@@ -138,7 +138,7 @@ def test_a_rule_that_computes_is_followed_too():
         made = mx.contiguous((arrays["a"] + arrays["b"]).T)
         return {"sum": made, "c": arrays["c"], "tail": arrays["c"][2:5]}
 
-    found = traced(rule, tensors)
+    found = trace_rule(rule, tensors)
     expected = tensors["a"].array + tensors["b"].array
     assert mx.array_equal(read_all(found["sum"]), expected.T)
     assert tensors["c"].n_read == 0

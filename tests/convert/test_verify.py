@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from mlx_lm.utils import load_model, load_tokenizer
 
-from dflash_mlx.convert import ConvertConfig, plan_conversion
-from dflash_mlx.convert.check import check_names, measure
-from dflash_mlx.convert.divergence import divergence
-from dflash_mlx.convert.sample_text import TEXT
+from dflash_mlx.convert.check.divergence import divergence
+from dflash_mlx.convert.check.tensor_errors import check_names, measure
+from dflash_mlx.convert.options import ConvertConfig
+from dflash_mlx.convert.run import plan_conversion
+from dflash_mlx.convert.sources.sample_text import TEXT
 from dflash_mlx.errors import BadCheckpoint
 from tests.convert.checkpoints import draft_folder, run, target_folder, weights_of
 from tests.convert.test_trace import Held
@@ -59,7 +60,7 @@ def test_divergence_is_that_of_the_two_models_run_whole(source, tmp_path):
 def test_a_vocabulary_in_pieces_is_one_distribution(monkeypatch):
     """Maximum and sum move from piece to piece; a slip shows only in large vocabularies."""
     monkeypatch.setattr(
-        "dflash_mlx.convert.divergence.chunks", lambda rows: [(0, 3), (3, 50), (50, 97)]
+        "dflash_mlx.convert.check.divergence.chunks", lambda rows: [(0, 3), (3, 50), (50, 97)]
     )
     heads = [mx.random.normal((97, 16)) * 2 for _ in range(2)]
     hidden = [mx.random.normal((5, 16)) for _ in range(2)]

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dflash_mlx.convert.acceptance import Acceptance, compare_drafts
-from dflash_mlx.convert.check import TensorError, check_names, measure
-from dflash_mlx.convert.divergence import Divergence, compare_targets
-from dflash_mlx.convert.job import Job
-from dflash_mlx.convert.progress import Progress, Watcher
+from dflash_mlx.convert.check.acceptance import DraftComparison, compare_drafts
+from dflash_mlx.convert.check.divergence import TargetComparison, compare_targets
+from dflash_mlx.convert.check.tensor_errors import TensorError, check_names, measure
+from dflash_mlx.convert.plan.job import ConversionJob
+from dflash_mlx.convert.progress import ConversionProgress, ProgressCallback
 
 WORST = 10
 
 
 @dataclass(frozen=True)
-class Check:
+class VerificationReport:
     """What verification found. Where a comparison was not made, its `_skipped` says why.
 
     `seconds` and `peak_bytes` (resident memory of the process so far) are what it took.
@@ -27,16 +27,18 @@ class Check:
     n_tensors: int
     n_exact: int
     worst: tuple[TensorError, ...]
-    divergence: Divergence | None = None
+    divergence: TargetComparison | None = None
     divergence_skipped: str | None = None
-    acceptance: Acceptance | None = None
+    acceptance: DraftComparison | None = None
     acceptance_skipped: str | None = None
     seconds: float = 0.0
     peak_bytes: int = 0
     errors: tuple[TensorError, ...] = field(default=(), repr=False)
 
 
-def verify(job: Job, jobs: Sequence[Job], folder: Path, watch: Watcher) -> Check:
+def verify_model(
+    job: ConversionJob, jobs: Sequence[ConversionJob], folder: Path, watch: ProgressCallback
+) -> VerificationReport:
     """Return the check of `job`, whose pair is `jobs` and lies in `folder`.
 
     Raises:
@@ -49,7 +51,7 @@ def verify(job: Job, jobs: Sequence[Job], folder: Path, watch: Watcher) -> Check
     def advance(n_bytes: int) -> None:
         nonlocal done
         done += n_bytes
-        watch(Progress("check", done, job.n_source_bytes, job.source.name))
+        watch(ConversionProgress("check", done, job.n_source_bytes, job.source.name))
 
     errors = measure(job, written, advance)
     facts: dict[str, Any] = {}
@@ -59,7 +61,7 @@ def verify(job: Job, jobs: Sequence[Job], folder: Path, watch: Watcher) -> Check
         )
     else:
         facts["acceptance"], facts["acceptance_skipped"] = compare_drafts(job, jobs, folder, watch)
-    return Check(
+    return VerificationReport(
         n_tensors=len(errors),
         n_exact=sum(error.relative == 0 for error in errors),
         worst=tuple(sorted(errors, key=lambda error: (-error.relative, error.name))[:WORST]),

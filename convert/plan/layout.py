@@ -14,7 +14,7 @@ PACKED = (".scales", ".biases")
 
 
 @dataclass(frozen=True)
-class Layout:
+class TensorLayout:
     """Tensors under the names of the output.
 
     `quantizable` maps the path of each module that may be quantized to what its family asks for:
@@ -44,12 +44,13 @@ def check_complete(tensors: Mapping[str, Rows], model: nn.Module, source: str) -
     extra = {f"{path}{part}" for path in packed for part in PACKED} - wanted.keys()
     if missing := sorted(wanted.keys() - tensors.keys()):
         raise BadCheckpoint(
-            f"{source} lacks {few(missing)}, which its configuration asks for; fetch it again"
+            f"{source} lacks {first_names(missing)}, which its configuration asks for; "
+            "fetch it again"
         )
     if left := sorted(tensors.keys() - wanted.keys() - extra):
         raise BadCheckpoint(
-            f"{source} holds {few(left)}, which its configuration has no place for; check that "
-            "config.json belongs to these weights"
+            f"{source} holds {first_names(left)}, which its configuration has no place for; "
+            "check that config.json belongs to these weights"
         )
     for name, array in wanted.items():
         got, need = tensors[name].shape, tuple(array.shape)
@@ -61,7 +62,7 @@ def check_complete(tensors: Mapping[str, Rows], model: nn.Module, source: str) -
             )
 
 
-def few(names: list[str]) -> str:
+def first_names(names: list[str]) -> str:
     """The first three of a list of names, and how many more there are."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more

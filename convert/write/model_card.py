@@ -3,15 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dflash_mlx.convert.job import Job
 from dflash_mlx.convert.options import ConvertConfig
-from dflash_mlx.convert.sidefiles import SOURCE_CARD
+from dflash_mlx.convert.plan.job import ConversionJob
+from dflash_mlx.convert.sources.side_files import SOURCE_CARD
 
 _HUB_KEYS = ("license", "license_name", "license_link", "language")
 
 
 def readme(
-    jobs: Sequence[Job], config: ConvertConfig, name: str, source_cards: Mapping[str, str]
+    jobs: Sequence[ConversionJob], config: ConvertConfig, name: str, source_cards: Mapping[str, str]
 ) -> str:
     """Return the output's README; `source_cards` are the sources' own, by folder of the job."""
     lines = ["---", *_front_matter(jobs, source_cards), "---", "", f"# {name}", ""]
@@ -23,7 +23,7 @@ def readme(
     return "\n".join(lines)
 
 
-def _front_matter(jobs: Sequence[Job], source_cards: Mapping[str, str]) -> list[str]:
+def _front_matter(jobs: Sequence[ConversionJob], source_cards: Mapping[str, str]) -> list[str]:
     """Return the hub's header: the source's licence and language, and what it was made from."""
     lines = ["library_name: mlx", "pipeline_tag: text-generation", "tags:", "- mlx"]
     if any(job.draft for job in jobs):
@@ -42,7 +42,7 @@ def _front_matter(jobs: Sequence[Job], source_cards: Mapping[str, str]) -> list[
     return lines
 
 
-def _provenance(job: Job, config: ConvertConfig) -> list[str]:
+def _provenance(job: ConversionJob, config: ConvertConfig) -> list[str]:
     located, plan = job.source.located, job.plan
     facts: dict[str, Any] = {
         "Kind": job.source.kind,
@@ -61,7 +61,7 @@ def _provenance(job: Job, config: ConvertConfig) -> list[str]:
     return ["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in facts.items())]
 
 
-def _usage(jobs: Sequence[Job], name: str) -> list[str]:
+def _usage(jobs: Sequence[ConversionJob], name: str) -> list[str]:
     kinds = {bool(job.draft) for job in jobs}
     if kinds == {True, False}:
         lines = ["Target and draft, ready for speculative decoding:"]

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from dflash_mlx.convert.calibrate import auto_recipe
-from dflash_mlx.convert.computed import ComputedRows
-from dflash_mlx.convert.draft_layout import draft_layout, draft_module
-from dflash_mlx.convert.layout import Layout
 from dflash_mlx.convert.options import ConvertConfig
-from dflash_mlx.convert.packing import check_kept, unpacked
-from dflash_mlx.convert.plan import Plan, make_plan
-from dflash_mlx.convert.progress import Watcher
-from dflash_mlx.convert.recipe import Recipe, named_recipe
-from dflash_mlx.convert.sidefiles import output_config
-from dflash_mlx.convert.source import Source
-from dflash_mlx.convert.target_layout import target_layout
+from dflash_mlx.convert.plan.auto_recipe import auto_recipe
+from dflash_mlx.convert.plan.computed import ComputedRows
+from dflash_mlx.convert.plan.draft_layout import draft_layout, draft_module
+from dflash_mlx.convert.plan.layout import TensorLayout
+from dflash_mlx.convert.plan.packed_source import check_packed_weights, dequantized_layout
+from dflash_mlx.convert.plan.recipe import QuantizationRecipe, named_recipe
+from dflash_mlx.convert.plan.target_layout import target_layout
+from dflash_mlx.convert.plan.weights import WeightsPlan, plan_weights
+from dflash_mlx.convert.progress import ProgressCallback
+from dflash_mlx.convert.sources.side_files import output_config
+from dflash_mlx.convert.sources.source import ModelSource
 from dflash_mlx.convert.tensors import CHUNK_BYTES, FLOAT_NAMES, Rows, n_bytes
 from dflash_mlx.convert.workers import N_WORKERS
 from dflash_mlx.models.draft.config import DraftConfig
@@ -29,15 +29,15 @@ _BASE_BYTES = 170_000_000
 
 
 @dataclass(frozen=True)
-class Job:
+class ConversionJob:
     """One source with everything that follows from it. `values` are its weights as numbers.
 
     `folder` is the place inside the output, empty for the output itself.
     """
 
-    source: Source
-    plan: Plan
-    recipe: Recipe | None
+    source: ModelSource
+    plan: WeightsPlan
+    recipe: QuantizationRecipe | None
     config: Mapping[str, Any]
     values: Mapping[str, Rows]
     draft: DraftConfig | None
@@ -59,7 +59,9 @@ class Job:
         return _BASE_BYTES + N_WORKERS * 5 * CHUNK_BYTES + N_WORKERS * max(computed, default=0)
 
 
-def make_job(source: Source, config: ConvertConfig, folder: str, watch: Watcher) -> Job:
+def plan_job(
+    source: ModelSource, config: ConvertConfig, folder: str, watch: ProgressCallback
+) -> ConversionJob:
     """Return what converting `source` means under `config`.
 
     Raises:
@@ -73,13 +75,13 @@ def make_job(source: Source, config: ConvertConfig, folder: str, watch: Watcher)
     kept = source.quantization
     if kept and config.dequantize:
         asked = FLOAT_NAMES[config.dtype] if config.dtype else None
-        layout, kept = unpacked(layout, kept, source.name, asked), None
-    values = layout.tensors if not kept else unpacked(layout, kept, source.name).tensors
+        layout, kept = dequantized_layout(layout, kept, source.name, asked), None
+    values = layout.tensors if not kept else dequantized_layout(layout, kept, source.name).tensors
     recipe = _recipe(source, config, layout, values, watch)
     if kept and recipe:
-        check_kept(layout, kept, recipe, tied, source.name)
+        check_packed_weights(layout, kept, recipe, tied, source.name)
     dtype = config.dtype or _own_dtype(source, recipe)
-    plan = make_plan(
+    plan = plan_weights(
         layout,
         recipe,
         FLOAT_NAMES[dtype] if dtype else None,
@@ -89,24 +91,24 @@ def make_job(source: Source, config: ConvertConfig, folder: str, watch: Watcher)
         config.shard_bytes,
     )
     made = output_config(source.config, plan.quantization, dtype)
-    return Job(source, plan, recipe, made, values, draft, folder)
+    return ConversionJob(source, plan, recipe, made, values, draft, folder)
 
 
-def _layout(source: Source, draft: DraftConfig | None) -> Layout:
+def _layout(source: ModelSource, draft: DraftConfig | None) -> TensorLayout:
     if draft is None:
         return target_layout(source.config, source.tensors, source.name)
     return draft_layout(draft, source.tensors, draft_module(draft, source.tensors), source.name)
 
 
 def _recipe(
-    source: Source,
+    source: ModelSource,
     config: ConvertConfig,
-    layout: Layout,
+    layout: TensorLayout,
     values: Mapping[str, Rows],
-    watch: Watcher,
-) -> Recipe | None:
+    watch: ProgressCallback,
+) -> QuantizationRecipe | None:
     """Return the recipe; None where nothing is to be quantized anew."""
-    unasked = not config.names_a_width
+    unasked = not config.sets_quantization
     if unasked and (config.dequantize or source.quantization):
         return None
     name = config.recipe
@@ -117,7 +119,7 @@ def _recipe(
     return named_recipe(name, config.base)
 
 
-def _own_dtype(source: Source, recipe: Recipe | None) -> str | None:
+def _own_dtype(source: ModelSource, recipe: QuantizationRecipe | None) -> str | None:
     """The type that the source says its weights have, as mlx-lm's converter takes it."""
     inner = source.config.get("text_config") or {}
     for found in (source.config.get("torch_dtype"), source.config.get("dtype"), inner.get("dtype")):
@@ -127,7 +129,7 @@ def _own_dtype(source: Source, recipe: Recipe | None) -> str | None:
     return "float16" if source.form == "GGUF" and recipe else None
 
 
-def fingerprint(jobs: Sequence[Job], config: ConvertConfig) -> str:
+def fingerprint(jobs: Sequence[ConversionJob], config: ConvertConfig) -> str:
     """Return a hash of everything that the output depends on, the source's files included.
 
     An interrupted conversion is continued only under the same fingerprint.

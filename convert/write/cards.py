@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dflash_mlx.convert.job import Job
 from dflash_mlx.convert.options import ConvertConfig
-from dflash_mlx.convert.place import default_name
-from dflash_mlx.convert.readme import readme
+from dflash_mlx.convert.plan.job import ConversionJob
 from dflash_mlx.convert.safetensors import INDEX
-from dflash_mlx.convert.sidefiles import REPORT, carried, write_json, write_side_files
+from dflash_mlx.convert.sources.side_files import REPORT, side_files, write_json, write_side_files
+from dflash_mlx.convert.write.destination import default_name
+from dflash_mlx.convert.write.model_card import readme
 from dflash_mlx.pairs import manifest, registry
 from dflash_mlx.pairs.manifest import Manifest, Origin, draft_facts, target_facts
 
@@ -22,13 +22,13 @@ _KEPT = ("README.md", manifest.FILE, REPORT)
 
 
 def write_cards(
-    jobs: Sequence[Job], config: ConvertConfig, folder: Path, hashes: Mapping[str, str]
+    jobs: Sequence[ConversionJob], config: ConvertConfig, folder: Path, hashes: Mapping[str, str]
 ) -> None:
     """Write everything that is not weights; `hashes` are those of the shards, by their path."""
     cards: dict[str, str] = {}
     for job in jobs:
         place = folder / job.folder
-        files = carried(job.source)
+        files = side_files(job.source)
         write_side_files(files, place)
         write_json(place / "config.json", job.config)
         write_json(place / INDEX, index(job))
@@ -43,7 +43,7 @@ def write_cards(
     _manifest(jobs, config, folder, hashes).write(folder)
 
 
-def unchanged_from(jobs: Sequence[Job]) -> Path | None:
+def unchanged_from(jobs: Sequence[ConversionJob]) -> Path | None:
     """Return the converted folder that `jobs` copy bit for bit; None if they change anything."""
     first = jobs[0].source.folder
     if first is None or not all((first / file).is_file() for file in _KEPT):
@@ -55,7 +55,7 @@ def unchanged_from(jobs: Sequence[Job]) -> Path | None:
     return first if same else None
 
 
-def index(job: Job) -> dict[str, Any]:
+def index(job: ConversionJob) -> dict[str, Any]:
     """Return the index of a job's shards."""
     return {
         "metadata": {"total_size": job.plan.n_bytes},
@@ -68,13 +68,13 @@ def index(job: Job) -> dict[str, Any]:
     }
 
 
-def _source_card(job: Job) -> str:
+def _source_card(job: ConversionJob) -> str:
     path = job.source.folder / "README.md" if job.source.folder else None
     return path.read_text(encoding="utf-8", errors="replace") if path and path.is_file() else ""
 
 
 def _manifest(
-    jobs: Sequence[Job], config: ConvertConfig, folder: Path, hashes: Mapping[str, str]
+    jobs: Sequence[ConversionJob], config: ConvertConfig, folder: Path, hashes: Mapping[str, str]
 ) -> Manifest:
     found: dict[str, Any] = {}
     for job in jobs:
@@ -95,7 +95,7 @@ def _manifest(
     return Manifest(**found, thinking=_thinking(jobs))
 
 
-def _thinking(jobs: Sequence[Job]) -> bool | None:
+def _thinking(jobs: Sequence[ConversionJob]) -> bool | None:
     """The mode that the draft was trained for: as the sources' own cards say, or the registry's."""
     folders = [job.source.located.folder for job in jobs]
     found = [manifest.trained_thinking(folders[0], folders[1] if len(folders) > 1 else None)]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import mlx.nn as nn
 
-from dflash_mlx.convert.layout import Layout, check_complete
+from dflash_mlx.convert.plan.layout import TensorLayout, check_complete
 from dflash_mlx.convert.tensors import Rows
 from dflash_mlx.errors import BadCheckpoint
 from dflash_mlx.models.draft.config import DraftConfig
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def draft_layout(
     config: DraftConfig, tensors: Mapping[str, Rows], model: nn.Module, source: str
-) -> Layout:
+) -> TensorLayout:
     """Return the layout of a draft whose files hold `tensors`, for the module `model`.
 
     Raises:
@@ -34,7 +34,7 @@ def draft_layout(
     quantizable = {
         path: True for path, module in model.named_modules() if hasattr(module, "to_quantized")
     }
-    return Layout(renamed, quantizable, lambda name: True)
+    return TensorLayout(renamed, quantizable, lambda name: True)
 
 
 def draft_module(config: DraftConfig, names: Iterable[str]) -> "DraftModel":

@@ -9,9 +9,9 @@ from typing import Any
 
 import mlx.nn as nn
 
-from dflash_mlx.convert.layout import Layout, check_complete
+from dflash_mlx.convert.plan.layout import TensorLayout, check_complete
+from dflash_mlx.convert.plan.trace import trace_rule
 from dflash_mlx.convert.tensors import Rows
-from dflash_mlx.convert.trace import traced
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
 
 
@@ -48,7 +48,9 @@ def build_model(config: Mapping[str, Any], source: str) -> nn.Module:
     return model
 
 
-def target_layout(config: Mapping[str, Any], tensors: Mapping[str, Rows], source: str) -> Layout:
+def target_layout(
+    config: Mapping[str, Any], tensors: Mapping[str, Rows], source: str
+) -> TensorLayout:
     """Return the layout of a target whose files hold `tensors`.
 
     Raises:
@@ -56,7 +58,7 @@ def target_layout(config: Mapping[str, Any], tensors: Mapping[str, Rows], source
         UnsupportedModel: a family that mlx-lm does not know or whose rule cannot be traced.
     """
     model = build_model(config, source)
-    renamed = sanitized(model, tensors, source)
+    renamed = sanitized_tensors(model, tensors, source)
     check_complete(renamed, model, source)
     predicate = getattr(model, "quant_predicate", None)
     quantizable = {
@@ -64,15 +66,17 @@ def target_layout(config: Mapping[str, Any], tensors: Mapping[str, Rows], source
         for path, module in model.named_modules()
         if hasattr(module, "to_quantized")
     }
-    return Layout(renamed, quantizable, getattr(model, "cast_predicate", lambda name: True))
+    return TensorLayout(renamed, quantizable, getattr(model, "cast_predicate", lambda name: True))
 
 
-def sanitized(model: nn.Module, tensors: Mapping[str, Rows], source: str) -> dict[str, Rows]:
+def sanitized_tensors(
+    model: nn.Module, tensors: Mapping[str, Rows], source: str
+) -> dict[str, Rows]:
     """Return what the model's `sanitize` makes of `tensors`, as rows that are read when asked."""
     if not hasattr(model, "sanitize"):
         return dict(tensors)
     try:
-        return traced(model.sanitize, tensors)
+        return trace_rule(model.sanitize, tensors)
     except (KeyError, IndexError, ValueError, TypeError, RuntimeError) as error:
         raise BadCheckpoint(
             f"{source}: mlx-lm's rule for {model.model_type!r} does not fit these tensors "

@@ -12,9 +12,9 @@ from pathlib import Path
 import mlx.core as mx
 
 from dflash_mlx.convert import safetensors
-from dflash_mlx.convert.job import Job
-from dflash_mlx.convert.packing import DequantizedRows
-from dflash_mlx.convert.plan import Output
+from dflash_mlx.convert.plan.job import ConversionJob
+from dflash_mlx.convert.plan.packed_source import DequantizedRows
+from dflash_mlx.convert.plan.weights import PlannedTensor
 from dflash_mlx.convert.tensors import FLOATS, Rows, chunks, item_bytes, numbers, row_width, to_mlx
 from dflash_mlx.convert.workers import run_all
 from dflash_mlx.errors import BadCheckpoint
@@ -33,7 +33,7 @@ class TensorError:
     largest: float
 
 
-def check_names(job: Job, folder: Path) -> dict[str, Rows]:
+def check_names(job: ConversionJob, folder: Path) -> dict[str, Rows]:
     """Return the written tensors, every one of the plan there once in its type and shape.
 
     Raises:
@@ -54,7 +54,7 @@ def check_names(job: Job, folder: Path) -> dict[str, Rows]:
 
 
 def measure(
-    job: Job, written: dict[str, Rows], advance: Callable[[int], None]
+    job: ConversionJob, written: dict[str, Rows], advance: Callable[[int], None]
 ) -> list[TensorError]:
     """Return the error of every tensor, in the order of the plan.
 
@@ -66,7 +66,7 @@ def measure(
     }
     lock = threading.Lock()
 
-    def work(piece: tuple[Output, Rows, int, int]) -> None:
+    def work(piece: tuple[PlannedTensor, Rows, int, int]) -> None:
         output, result, start, stop = piece
         found = _difference(output, result, start, stop)
         with lock:
@@ -77,14 +77,16 @@ def measure(
     return [_error(name, parts) for name, parts in sums.items()]
 
 
-def _pieces(job: Job, written: dict[str, Rows]) -> Iterator[tuple[Output, Rows, int, int]]:
+def _pieces(
+    job: ConversionJob, written: dict[str, Rows]
+) -> Iterator[tuple[PlannedTensor, Rows, int, int]]:
     for output in job.plan.outputs:
         result = result_rows(output, written)
         for start, stop in chunks(output.rows):
             yield output, result, start, stop
 
 
-def result_rows(output: Output, written: dict[str, Rows]) -> Rows:
+def result_rows(output: PlannedTensor, written: dict[str, Rows]) -> Rows:
     """Return an output's values as they will be used: those of the file, unpacked."""
     if output.quantization is None:
         return written[output.name]
@@ -97,7 +99,9 @@ def result_rows(output: Output, written: dict[str, Rows]) -> Rows:
     )
 
 
-def _difference(output: Output, result: Rows, start: int, stop: int) -> tuple[float, float, float]:
+def _difference(
+    output: PlannedTensor, result: Rows, start: int, stop: int
+) -> tuple[float, float, float]:
     """Return the sums of squares of difference and source, and the largest difference."""
     ours, theirs = output.rows.read(start, stop), result.read(start, stop)
     if output.rows.dtype == result.dtype and output.quantization is None:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from dflash_mlx.convert import gguf_source, safetensors, torch_source
-from dflash_mlx.convert.locate import Located
+from dflash_mlx.convert import safetensors
+from dflash_mlx.convert.sources import gguf, torch_files
+from dflash_mlx.convert.sources.location import SourceLocation
 from dflash_mlx.convert.tensors import Rows
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
 from dflash_mlx.hub.download import spelled_bytes
@@ -24,10 +25,10 @@ _READ_BY_MLX_LM = ("mxfp4", "mxfp8")
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """One model to convert. `made` holds side files that exist only as metadata (GGUF)."""
 
-    located: Located
+    located: SourceLocation
     kind: Kind
     form: str
     config: Mapping[str, Any]
@@ -71,7 +72,7 @@ class Source:
         )
 
 
-def open_source(located: Located) -> Source:
+def open_source(located: SourceLocation) -> ModelSource:
     """Return the source at a place, its headers checked and no weight read.
 
     Raises:
@@ -79,25 +80,25 @@ def open_source(located: Located) -> Source:
         UnsupportedModel: nothing here can be converted, and why.
     """
     if located.file and located.file.suffix == ".gguf":
-        model = gguf_source.open_gguf(located.file)
-        return Source(located, "target", "GGUF", model.config, model.tensors, model.made)
+        model = gguf.open_gguf(located.file)
+        return ModelSource(located, "target", "GGUF", model.config, model.tensors, model.made)
     config = read_json(located.folder / "config.json")
     _refuse_foreign_packing(config, located.name)
     if located.file and located.file.suffix == ".safetensors":
         form, tensors = "safetensors", safetensors.read_file(located.file)
     elif located.file:
-        form, tensors = "PyTorch", torch_source.read_file(located.file)
+        form, tensors = "PyTorch", torch_files.read_file(located.file)
     elif any(located.folder.glob("*.safetensors")):
         form, tensors = "safetensors", safetensors.read_folder(located.folder)
     else:
-        form, tensors = "PyTorch", torch_source.read_folder(located.folder)
+        form, tensors = "PyTorch", torch_files.read_folder(located.folder)
     if not tensors:
         raise BadCheckpoint(f"{located.name} holds no weights; fetch it again")
     if config.get("quantization"):
         form = "MLX"
     if "speculators_model_type" in config:
         form += " in speculators layout"
-    return Source(located, kind_of(config), form, config, tensors)
+    return ModelSource(located, kind_of(config), form, config, tensors)
 
 
 def kind_of(config: Mapping[str, Any]) -> Kind:

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from dflash_mlx.convert.plan import Output
+from dflash_mlx.convert.plan.weights import PlannedTensor
 from dflash_mlx.convert.tensors import Carrier, from_mlx, is_finite, mlx_dtype, to_mlx
 from dflash_mlx.errors import BadCheckpoint
 
 
-def packed(output: Output, start: int, stop: int) -> list[Carrier]:
+def packed_rows(output: PlannedTensor, start: int, stop: int) -> list[Carrier]:
     """Return rows `start` to `stop` of every part of an output.
 
     Raises:

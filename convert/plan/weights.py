@@ -11,15 +11,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_mlx.convert.layout import Layout, few
 from dflash_mlx.convert.options import Quantization
-from dflash_mlx.convert.recipe import Choice, Recipe, role_of
+from dflash_mlx.convert.plan.layout import TensorLayout, first_names
+from dflash_mlx.convert.plan.recipe import Choice, QuantizationRecipe, role_of
 from dflash_mlx.convert.tensors import FLOATS, Rows, n_bytes, row_width
 from dflash_mlx.errors import BadRequest
 
 
 @dataclass(frozen=True)
-class Part:
+class StoredTensor:
     """One tensor of the output."""
 
     name: str
@@ -33,7 +33,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Output:
+class PlannedTensor:
     """One tensor of the layout and the parts it becomes: itself, or weight, scales and biases.
 
     All parts have as many rows as `rows`. `dtype` is the type that values are cast to, before
@@ -46,7 +46,7 @@ class Output:
     rows: Rows
     dtype: str
     quantization: Choice
-    parts: tuple[Part, ...]
+    parts: tuple[StoredTensor, ...]
     n_weights: int
 
     @property
@@ -61,11 +61,11 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Shard:
+class ShardPlan:
     """One file of weights."""
 
     name: str
-    outputs: tuple[Output, ...]
+    outputs: tuple[PlannedTensor, ...]
 
     def header(self) -> bytes:
         """The bytes before the data, in the safetensors format."""
@@ -86,16 +86,16 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Plan:
+class WeightsPlan:
     """All files of weights, and the entry of `config.json` that tells how they are packed."""
 
-    shards: tuple[Shard, ...]
+    shards: tuple[ShardPlan, ...]
     quantization: Mapping[str, Any] | None
     left_plain: tuple[str, ...]
     """Paths that stay unquantized because their rows do not split into groups."""
 
     @property
-    def outputs(self) -> list[Output]:
+    def outputs(self) -> list[PlannedTensor]:
         """Every output, in the order of the files."""
         return [output for shard in self.shards for output in shard.outputs]
 
@@ -136,15 +136,15 @@ class Plan:
         return {role: round(8 * size[role] / max(1, count[role]), 3) for role in sorted(size)}
 
 
-def make_plan(
-    layout: Layout,
-    recipe: Recipe | None,
+def plan_weights(
+    layout: TensorLayout,
+    recipe: QuantizationRecipe | None,
     dtype: str | None,
     tied: bool,
     kept: Mapping[str, Any] | None = None,
     keep_undivided: bool = False,
     shard_bytes: int = 5_000_000_000,
-) -> Plan:
+) -> WeightsPlan:
     """Return the plan for a layout; without a recipe nothing is quantized.
 
     `kept` is the source's own quantization entry, for weights that stay packed as they are.
@@ -161,7 +161,9 @@ def make_plan(
         path = name.removesuffix(".weight")
         choice = None
         if recipe and name.endswith(".weight") and path in layout.quantizable:
-            choice = None if layout.is_packed(path) else chosen(recipe, layout, path, role)
+            choice = (
+                None if layout.is_packed(path) else chosen_quantization(recipe, layout, path, role)
+            )
         if choice and row_width(rows.shape) % choice.group_size:
             plain.append(path)
             choice = None
@@ -169,16 +171,18 @@ def make_plan(
         kind = dtype if dtype and cast else rows.dtype
         n_weights = _n_weights(layout, name, kept)
         outputs.append(
-            Output(name, role, rows, kind, choice, _parts(name, rows, kind, choice), n_weights)
+            PlannedTensor(
+                name, role, rows, kind, choice, _parts(name, rows, kind, choice), n_weights
+            )
         )
     if plain and not keep_undivided:
         widths = sorted({row_width(layout.tensors[f"{path}.weight"].shape) for path in plain})
         raise BadRequest(
-            f"groups do not divide the rows of {few(plain)} (widths {widths}); take a smaller "
-            "--group-size, or leave them unquantized with --keep-undivided"
+            f"groups do not divide the rows of {first_names(plain)} (row lengths {widths}); use a "
+            "smaller --group-size, or leave them unquantized with --keep-undivided"
         )
     base = recipe.base if recipe else None
-    return Plan(
+    return WeightsPlan(
         tuple(_shards(outputs, shard_bytes)), _settings(outputs, base, layout, kept), tuple(plain)
     )
 
@@ -193,11 +197,13 @@ def _natural(name: str) -> list[tuple[int, int | str]]:
     return [(0, int(part)) if part.isdigit() else (1, part) for part in parts]
 
 
-def _is_packed(layout: Layout, name: str) -> bool:
+def _is_packed(layout: TensorLayout, name: str) -> bool:
     return layout.is_packed(name.rpartition(".")[0])
 
 
-def chosen(recipe: Recipe, layout: Layout, path: str, role: str) -> Choice:
+def chosen_quantization(
+    recipe: QuantizationRecipe, layout: TensorLayout, path: str, role: str
+) -> Choice:
     """Return what a recipe means for a module that its family has a say in."""
     asked = layout.quantizable[path]
     if asked is False:
@@ -209,20 +215,20 @@ def chosen(recipe: Recipe, layout: Layout, path: str, role: str) -> Choice:
     return recipe.choose(path, role)
 
 
-def _parts(name: str, rows: Rows, dtype: str, choice: Choice) -> tuple[Part, ...]:
+def _parts(name: str, rows: Rows, dtype: str, choice: Choice) -> tuple[StoredTensor, ...]:
     if choice is None:
-        return (Part(name, dtype, rows.shape),)
+        return (StoredTensor(name, dtype, rows.shape),)
     leading, width = rows.shape[:-1], rows.shape[-1]
     scales = "U8" if choice.mode != "affine" else dtype
     path = name.removesuffix(".weight")
     packed, groups = (*leading, width * choice.bits // 32), (*leading, width // choice.group_size)
-    parts = [Part(name, "U32", packed), Part(f"{path}.scales", scales, groups)]
+    parts = [StoredTensor(name, "U32", packed), StoredTensor(f"{path}.scales", scales, groups)]
     if choice.mode == "affine":
-        parts.append(Part(f"{path}.biases", scales, groups))
+        parts.append(StoredTensor(f"{path}.biases", scales, groups))
     return tuple(parts)
 
 
-def _n_weights(layout: Layout, name: str, kept: Mapping[str, Any] | None) -> int:
+def _n_weights(layout: TensorLayout, name: str, kept: Mapping[str, Any] | None) -> int:
     path = name.rpartition(".")[0]
     if not kept or not layout.is_packed(path):
         return math.prod(layout.tensors[name].shape)
@@ -233,7 +239,10 @@ def _n_weights(layout: Layout, name: str, kept: Mapping[str, Any] | None) -> int
 
 
 def _settings(
-    outputs: Iterable[Output], base: Choice, layout: Layout, kept: Mapping[str, Any] | None
+    outputs: Iterable[PlannedTensor],
+    base: Choice,
+    layout: TensorLayout,
+    kept: Mapping[str, Any] | None,
 ) -> dict[str, Any] | None:
     """Return mlx-lm's `quantization` entry: the usual settings, and each path that differs."""
     packed = {path for path in layout.quantizable if layout.is_packed(path)}
@@ -263,8 +272,8 @@ def packed_settings(path: str, kept: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _shards(outputs: list[Output], shard_bytes: int) -> Iterable[Shard]:
-    groups: list[list[Output]] = []
+def _shards(outputs: list[PlannedTensor], shard_bytes: int) -> Iterable[ShardPlan]:
+    groups: list[list[PlannedTensor]] = []
     size = 0
     for output in outputs:
         if not groups or (size + output.n_bytes > shard_bytes and groups[-1]):
@@ -273,7 +282,7 @@ def _shards(outputs: list[Output], shard_bytes: int) -> Iterable[Shard]:
         groups[-1].append(output)
         size += output.n_bytes
     if len(groups) == 1:
-        yield Shard("model.safetensors", tuple(groups[0]))
+        yield ShardPlan("model.safetensors", tuple(groups[0]))
         return
     for number, group in enumerate(groups, 1):
-        yield Shard(f"model-{number:05d}-of-{len(groups):05d}.safetensors", tuple(group))
+        yield ShardPlan(f"model-{number:05d}-of-{len(groups):05d}.safetensors", tuple(group))

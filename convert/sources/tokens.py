@@ -3,8 +3,8 @@
 import tempfile
 from pathlib import Path
 
-from dflash_mlx.convert.sidefiles import carried, write_side_files
-from dflash_mlx.convert.source import Source
+from dflash_mlx.convert.sources.side_files import side_files, write_side_files
+from dflash_mlx.convert.sources.source import ModelSource
 from dflash_mlx.errors import BadCheckpoint
 
 MOST_TOKENS = 256
@@ -24,9 +24,9 @@ def sample_tokens(folder: Path, text: str) -> list[int] | None:
     return ids[:MOST_TOKENS] or None
 
 
-def source_tokens(source: Source, text: str) -> list[int] | None:
+def source_tokens(source: ModelSource, text: str) -> list[int] | None:
     """Return the ids of `text` by the tokenizer that `source` brings."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        write_side_files(carried(source), place)
+        write_side_files(side_files(source), place)
         return sample_tokens(place, text)

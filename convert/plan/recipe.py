@@ -22,7 +22,7 @@ Choice = Quantization | None
 
 
 @dataclass(frozen=True)
-class Recipe:
+class QuantizationRecipe:
     """Widths by path pattern, then by role, then `base`; the first that matches counts."""
 
     name: str
@@ -76,20 +76,20 @@ def role_of(path: str, tied: bool) -> str:
     return "other"
 
 
-def named_recipe(name: str | None, base: Choice) -> Recipe:
+def named_recipe(name: str | None, base: Choice) -> QuantizationRecipe:
     """Return the recipe called `name`, or read from the TOML file of that name.
 
     Raises:
         BadRequest: there is no such recipe, or the file is none.
     """
     if name is None or name == "uniform":
-        return Recipe("uniform", base)
+        return QuantizationRecipe("uniform", base)
     group_size = base.group_size if base else 64
     eight, four = Quantization(8, group_size), Quantization(4, group_size)
     if name == "head8":
-        return Recipe(name, base, {"embedding": eight, "head": eight})
+        return QuantizationRecipe(name, base, {"embedding": eight, "head": eight})
     if name == "draft":
-        return Recipe(name, base, {"fc": eight, "mlp": four}, {"*.o_proj": eight})
+        return QuantizationRecipe(name, base, {"fc": eight, "mlp": four}, {"*.o_proj": eight})
     path = Path(name)
     if not path.is_file():
         raise BadRequest(
@@ -99,7 +99,7 @@ def named_recipe(name: str | None, base: Choice) -> Recipe:
     return read_recipe(path, base)
 
 
-def read_recipe(path: Path, base: Choice) -> Recipe:
+def read_recipe(path: Path, base: Choice) -> QuantizationRecipe:
     """Return the recipe in a TOML file with tables `roles` and `paths`.
 
     A width is a number of bits, `false` for none, or a table of bits, group_size and mode.
@@ -118,7 +118,7 @@ def read_recipe(path: Path, base: Choice) -> Recipe:
         raise BadRequest(f"recipe {path}: roles and paths need to be tables")
     if unknown := sorted(roles.keys() - set(ROLES)):
         raise BadRequest(f"recipe {path} has the role {unknown[0]!r}; roles are {', '.join(ROLES)}")
-    return Recipe(
+    return QuantizationRecipe(
         path.name,
         base,
         {role: _width(value, f"{path}: {role}", base) for role, value in roles.items()},

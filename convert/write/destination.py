@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from dflash_mlx.convert.job import Job
 from dflash_mlx.convert.options import ConvertConfig
-from dflash_mlx.convert.workfolder import partial_folder
+from dflash_mlx.convert.plan.job import ConversionJob
+from dflash_mlx.convert.write.work_folder import partial_folder
 from dflash_mlx.errors import BadRequest, OutOfDisk
 from dflash_mlx.hub.download import free_bytes
 from dflash_mlx.system.paths import typed_path
 
 
-def output_folder(config: ConvertConfig, jobs: Sequence[Job]) -> Path:
+def output_folder(config: ConvertConfig, jobs: Sequence[ConversionJob]) -> Path:
     """Return the output folder: the one asked for, or one named for what it will hold, here.
 
     Raises:
@@ -30,7 +30,7 @@ def output_folder(config: ConvertConfig, jobs: Sequence[Job]) -> Path:
     return out
 
 
-def default_name(jobs: Sequence[Job]) -> str:
+def default_name(jobs: Sequence[ConversionJob]) -> str:
     """Return a folder's name: the source's, and what became of it."""
     first = jobs[0]
     said = first.source.name.rsplit("/", 1)[-1].removesuffix(".gguf")
@@ -44,7 +44,7 @@ def default_name(jobs: Sequence[Job]) -> str:
 
 
 @contextmanager
-def enough_disk(out: Path, jobs: Sequence[Job]) -> Iterator[None]:
+def disk_reserved(out: Path, jobs: Sequence[ConversionJob]) -> Iterator[None]:
     """Check for room, and turn a disk that fills up meanwhile into an error that says what to do.
 
     Raises:

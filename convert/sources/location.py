@@ -16,7 +16,7 @@ _CARDS = ("README*", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
 
 
 @dataclass(frozen=True)
-class Located:
+class SourceLocation:
     """A source on this machine. `name` is what a card may say: a hub id, or a local name."""
 
     name: str
@@ -26,7 +26,9 @@ class Located:
     date: str | None = None
 
 
-def locate(reference: str, revision: str | None, on_step: hub.Step = lambda text: None) -> Located:
+def locate(
+    reference: str, revision: str | None, on_step: hub.Step = lambda text: None
+) -> SourceLocation:
     """Return where `reference` lies: a path, a nickname's target, or a hub id brought here.
 
     Raises:
@@ -42,22 +44,24 @@ def locate(reference: str, revision: str | None, on_step: hub.Step = lambda text
         reference, revision = card.target, revision or card.target_revision
     found = hub.resolve(reference, pins=Pins(settings_folder()), revision=revision, on_step=on_step)
     if found.path.is_file():
-        return Located(reference, found.path.parent, found.path, found.revision, _day(found.path))
+        return SourceLocation(
+            reference, found.path.parent, found.path, found.revision, _day(found.path)
+        )
     date = None
     if found.source in ("cache", "hub") and found.revision:
         date = _bring_cards(reference, found.revision, on_step)
-    return Located(reference, found.path, None, found.revision, date)
+    return SourceLocation(reference, found.path, None, found.revision, date)
 
 
-def _local(path: Path) -> Located:
+def _local(path: Path) -> SourceLocation:
     name = path.resolve().name
     if path.is_dir():
-        return Located(name, path, None, None, _day(path / "config.json"))
+        return SourceLocation(name, path, None, None, _day(path / "config.json"))
     if path.suffix not in _SUFFIXES:
         raise BadRequest(
             f"{path} is a file and none of {', '.join(_SUFFIXES)}; give a model's folder"
         )
-    return Located(path.stem, path.parent, path, None, _day(path))
+    return SourceLocation(path.stem, path.parent, path, None, _day(path))
 
 
 def _day(path: Path) -> str | None:

@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 
-from dflash_mlx.convert.locate import Located, locate
 from dflash_mlx.convert.options import ConvertConfig
-from dflash_mlx.convert.progress import Progress, Watcher
-from dflash_mlx.convert.source import Source, open_source
+from dflash_mlx.convert.progress import ConversionProgress, ProgressCallback
+from dflash_mlx.convert.sources.location import SourceLocation, locate
+from dflash_mlx.convert.sources.source import ModelSource, open_source
 from dflash_mlx.errors import BadRequest, PairMismatch
 from dflash_mlx.models.draft.config_file import read_draft_config
 from dflash_mlx.pairs import registry
 from dflash_mlx.pairs.manifest import DRAFT_FOLDER, FILE
 
 
-def open_sources(config: ConvertConfig, watch: Watcher) -> dict[str, Source]:
+def open_sources(config: ConvertConfig, watch: ProgressCallback) -> dict[str, ModelSource]:
     """Return the sources by their folder in the output, the target's first.
 
     A converted pair is a source of both of its models.
@@ -22,7 +22,7 @@ def open_sources(config: ConvertConfig, watch: Watcher) -> dict[str, Source]:
     """
 
     def say(text: str) -> None:
-        watch(Progress("plan", 0, 1, text))
+        watch(ConversionProgress("plan", 0, 1, text))
 
     sources = {"": open_source(locate(config.source, config.revision, say))}
     if config.draft:
@@ -48,14 +48,14 @@ def _draft(config: ConvertConfig) -> tuple[str, str | None]:
     return card.draft, config.draft_revision or card.draft_revision
 
 
-def _inner_draft(source: Source) -> Located | None:
+def _inner_draft(source: ModelSource) -> SourceLocation | None:
     place = source.located.folder / DRAFT_FOLDER
     if source.is_draft or source.located.file or not (source.located.folder / FILE).is_file():
         return None
-    return Located(source.name, place) if (place / "config.json").is_file() else None
+    return SourceLocation(source.name, place) if (place / "config.json").is_file() else None
 
 
-def check_pair(sources: Sequence[Source]) -> None:
+def check_pair(sources: Sequence[ModelSource]) -> None:
     """Check one source alone or a target with its draft.
 
     Raises:

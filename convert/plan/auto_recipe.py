@@ -15,25 +15,25 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from dflash_mlx.convert.layerwalk import LayerWalk
-from dflash_mlx.convert.layout import Layout
 from dflash_mlx.convert.options import Quantization
-from dflash_mlx.convert.progress import Progress, Watcher
-from dflash_mlx.convert.recipe import Recipe
-from dflash_mlx.convert.sample_text import TEXT
-from dflash_mlx.convert.source import Source
-from dflash_mlx.convert.streamed import put
+from dflash_mlx.convert.plan.layer_runner import LayerRunner
+from dflash_mlx.convert.plan.layout import TensorLayout
+from dflash_mlx.convert.plan.recipe import QuantizationRecipe
+from dflash_mlx.convert.plan.streamed import put
+from dflash_mlx.convert.progress import ConversionProgress, ProgressCallback
+from dflash_mlx.convert.sources.sample_text import TEXT
+from dflash_mlx.convert.sources.source import ModelSource
+from dflash_mlx.convert.sources.tokens import source_tokens
 from dflash_mlx.convert.tensors import Rows, chunks, numbers, to_mlx
-from dflash_mlx.convert.tokens import source_tokens
 from dflash_mlx.errors import BadRequest, UnsupportedModel
 
-WIDTHS = (2, 3, 4, 5, 6, 8)
+CANDIDATE_BITS = (2, 3, 4, 5, 6, 8)
 _MOST_ROWS = 128
 """Rows of activations that a weight is measured on."""
 
 
 @dataclass(frozen=True)
-class Measured:
+class QuantizationErrors:
     """One weight: its size, and the relative error of its output at each of `WIDTHS`."""
 
     path: str
@@ -43,12 +43,12 @@ class Measured:
 
 def auto_recipe(
     name: str,
-    source: Source,
-    layout: Layout,
+    source: ModelSource,
+    layout: TensorLayout,
     values: Mapping[str, Rows],
     base: Quantization,
-    watch: Watcher,
-) -> Recipe:
+    watch: ProgressCallback,
+) -> QuantizationRecipe:
     """Return the recipe that `auto:AVERAGE` means for a target.
 
     Raises:
@@ -66,22 +66,22 @@ def auto_recipe(
         raise UnsupportedModel(
             f"recipe auto runs {source.name} on text and it brings no tokenizer; add tokenizer.json"
         )
-    walk = LayerWalk(source.config, source.name)
+    walk = LayerRunner(source.config, source.name)
     free = {
         path
         for path, asked in layout.quantizable.items()
         if asked is True and f"{path}.weight" in values
     }
     found = list(_measure(walk, values, tokens, free, base.group_size, watch))
-    widths = spend(found, average, base.group_size)
+    widths = allocate_bits(found, average, base.group_size)
     choices = {path: replace(base, bits=bits) for path, bits in sorted(widths.items())}
-    return Recipe(name, base, {}, choices)
+    return QuantizationRecipe(name, base, {}, choices)
 
 
 def _average(name: str, group_size: int) -> float:
     _, _, text = name.partition(":")
     overhead = _overhead(group_size)
-    lowest, highest = WIDTHS[0] + overhead, WIDTHS[-1] + overhead
+    lowest, highest = CANDIDATE_BITS[0] + overhead, CANDIDATE_BITS[-1] + overhead
     try:
         average = float(text)
     except ValueError:
@@ -99,34 +99,36 @@ def _overhead(group_size: int) -> float:
     return 32 / group_size
 
 
-def spend(found: list[Measured], average: float, group_size: int) -> dict[str, int]:
+def allocate_bits(
+    found: list[QuantizationErrors], average: float, group_size: int
+) -> dict[str, int]:
     """Return the width of every weight: the worst gets more until `average` is used up."""
     budget = (average - _overhead(group_size)) * sum(weight.n_weights for weight in found)
     level = {weight.path: 0 for weight in found}
-    used = float(sum(weight.n_weights * WIDTHS[0] for weight in found))
+    used = float(sum(weight.n_weights * CANDIDATE_BITS[0] for weight in found))
     worst = [(-weight.errors[0], weight.path, weight) for weight in found]
     heapq.heapify(worst)
     while worst:
         _, path, weight = heapq.heappop(worst)
         step = level[path] + 1
-        cost = weight.n_weights * (WIDTHS[step] - WIDTHS[step - 1])
+        cost = weight.n_weights * (CANDIDATE_BITS[step] - CANDIDATE_BITS[step - 1])
         if used + cost > budget:
             continue
         used += cost
         level[path] = step
-        if step + 1 < len(WIDTHS):
+        if step + 1 < len(CANDIDATE_BITS):
             heapq.heappush(worst, (-weight.errors[step], path, weight))
-    return {path: WIDTHS[step] for path, step in level.items()}
+    return {path: CANDIDATE_BITS[step] for path, step in level.items()}
 
 
 def _measure(
-    walk: LayerWalk,
+    walk: LayerRunner,
     values: Mapping[str, Rows],
     tokens: list[int],
     free: set[str],
     group_size: int,
-    watch: Watcher,
-) -> Iterator[Measured]:
+    watch: ProgressCallback,
+) -> Iterator[QuantizationErrors]:
     hidden = walk.embed(values, tokens)
     for index in range(walk.n_layers):
         modules = walk.layer(index).named_modules()
@@ -140,13 +142,13 @@ def _measure(
         for path in sorted(inner):
             whole, entering = f"model.layers.{index}.{path}", rows[path]
             if whole in free and entering is not None:
-                yield measured(whole, values[f"{whole}.weight"], entering, group_size)
+                yield output_errors(whole, values[f"{whole}.weight"], entering, group_size)
         mx.clear_cache()
-        watch(Progress("calibrate", index + 1, walk.n_layers, "layers"))
+        watch(ConversionProgress("calibrate", index + 1, walk.n_layers, "layers"))
     normed = walk.norm(values, hidden)[:_MOST_ROWS]
     for path in ("lm_head", "model.embed_tokens"):
         if path in free:
-            yield measured(path, values[f"{path}.weight"], normed, group_size)
+            yield output_errors(path, values[f"{path}.weight"], normed, group_size)
 
 
 def _watched(layer: nn.Module, paths: set[str]) -> dict[str, "_Seen"]:
@@ -179,16 +181,18 @@ class _Seen(nn.Module):
         return kept
 
 
-def measured(path: str, weight: Rows, entering: mx.array, group_size: int) -> Measured:
+def output_errors(
+    path: str, weight: Rows, entering: mx.array, group_size: int
+) -> QuantizationErrors:
     """Return the error of a weight's product with `entering` [r, width] at every width."""
     size = 0.0
-    off = [0.0] * len(WIDTHS)
+    off = [0.0] * len(CANDIDATE_BITS)
     usable = weight.shape[-1] % group_size == 0
     for start, stop in chunks(weight) if usable else ():
         rows = to_mlx(weight.read(start, stop), weight.dtype)
         exact = rows.astype(mx.float32)
         errors = []
-        for bits in WIDTHS:
+        for bits in CANDIDATE_BITS:
             packed = mx.quantize(rows, group_size=group_size, bits=bits)
             rounded = mx.dequantize(*packed, group_size=group_size, bits=bits)
             errors.append(mx.square(entering @ (rounded.astype(mx.float32) - exact).T).sum())
@@ -196,4 +200,6 @@ def measured(path: str, weight: Rows, entering: mx.array, group_size: int) -> Me
         off = [before + more for before, more in zip(off, found, strict=True)]
         size += length
     n_weights = math.prod(weight.shape)
-    return Measured(path, n_weights, tuple(math.sqrt(e / size) if size else 0.0 for e in off))
+    return QuantizationErrors(
+        path, n_weights, tuple(math.sqrt(e / size) if size else 0.0 for e in off)
+    )

@@ -7,10 +7,10 @@ from pathlib import Path
 import mlx.core as mx
 
 from dflash_mlx.config import SamplingConfig
-from dflash_mlx.convert.draft_layout import draft_module
-from dflash_mlx.convert.job import Job
-from dflash_mlx.convert.progress import Progress, Watcher
-from dflash_mlx.convert.sample_text import PROMPTS
+from dflash_mlx.convert.plan.draft_layout import draft_module
+from dflash_mlx.convert.plan.job import ConversionJob
+from dflash_mlx.convert.progress import ConversionProgress, ProgressCallback
+from dflash_mlx.convert.sources.sample_text import PROMPTS
 from dflash_mlx.convert.tensors import Rows, read_all
 from dflash_mlx.decode.accept import match_rule
 from dflash_mlx.decode.loop import DecodeConfig, StopDecision, decode
@@ -29,7 +29,7 @@ _PREFILL_ROWS = 2048
 
 
 @dataclass(frozen=True)
-class Acceptance:
+class DraftComparison:
     """Greedy decoding of the bundled prompts with the source's draft and with the result.
 
     acceptance = accepted / drafted tokens; tokens_per_round = committed tokens / rounds.
@@ -43,8 +43,8 @@ class Acceptance:
 
 
 def compare_drafts(
-    job: Job, jobs: Sequence[Job], folder: Path, watch: Watcher
-) -> tuple[Acceptance | None, str | None]:
+    job: ConversionJob, jobs: Sequence[ConversionJob], folder: Path, watch: ProgressCallback
+) -> tuple[DraftComparison | None, str | None]:
     """Return the acceptance of a finished draft with the target beside it, or why it was not
     measured. Both models are in memory for it, as when they are used.
     """
@@ -59,10 +59,10 @@ def compare_drafts(
     mx.clear_cache()
     draft = load_draft(folder / job.folder, target.target, compute)
     after = _measure(target, draft, "after", watch)
-    return Acceptance(before[0], after[0], before[1], after[1], len(PROMPTS) * _N_TOKENS), None
+    return DraftComparison(before[0], after[0], before[1], after[1], len(PROMPTS) * _N_TOKENS), None
 
 
-def _from_rows(job: Job, target: LoadedTarget, compute: Compute) -> BoundDraft:
+def _from_rows(job: ConversionJob, target: LoadedTarget, compute: Compute) -> BoundDraft:
     """Return the draft as its source has it, whatever layout its files have."""
     assert job.draft is not None
     values: Mapping[str, Rows] = job.values
@@ -73,7 +73,7 @@ def _from_rows(job: Job, target: LoadedTarget, compute: Compute) -> BoundDraft:
 
 
 def _measure(
-    target: LoadedTarget, draft: BoundDraft, when: str, watch: Watcher
+    target: LoadedTarget, draft: BoundDraft, when: str, watch: ProgressCallback
 ) -> tuple[float, float]:
     """Return acceptance and tokens per round over the bundled prompts."""
     accepted = drafted = committed = rounds = 0
@@ -91,7 +91,7 @@ def _measure(
         for done, _ in decode(pair, cache, state, plan):
             accepted, drafted = accepted + done.accepted, drafted + done.drafted
             committed, rounds = committed + len(done.tokens), rounds + 1
-        watch(Progress("check", number, len(PROMPTS), f"decoding {when}"))
+        watch(ConversionProgress("check", number, len(PROMPTS), f"decoding {when}"))
     return accepted / max(1, drafted), committed / max(1, rounds)
 
 

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import mlx.core as mx
 
-from dflash_mlx.convert.computed import ComputedRows, Rule
-from dflash_mlx.convert.rowgraph import RowGraph
+from dflash_mlx.convert.plan.computed import ComputedRows, Rule
+from dflash_mlx.convert.plan.row_graph import RowGraph
 from dflash_mlx.convert.tensors import Rows, mlx_dtype
 
 
-def traced(rule: Rule, tensors: Mapping[str, Rows]) -> dict[str, Rows]:
+def trace_rule(rule: Rule, tensors: Mapping[str, Rows]) -> dict[str, Rows]:
     """Return the outputs of `rule` over `tensors`, as rows that are read when asked."""
     stand_ins = {
         name: mx.zeros(rows.shape, mlx_dtype(rows.dtype)) for name, rows in tensors.items()

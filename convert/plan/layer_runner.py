@@ -12,8 +12,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from dflash_mlx.convert.streamed import StreamedLinear, put
-from dflash_mlx.convert.target_layout import build_model
+from dflash_mlx.convert.plan.streamed import StreamedLinear, put
+from dflash_mlx.convert.plan.target_layout import build_model
 from dflash_mlx.convert.tensors import Rows, read_all, to_mlx
 from dflash_mlx.errors import UnsupportedModel
 from dflash_mlx.models.targets.decoder import DecoderTarget
@@ -23,7 +23,7 @@ _EMBEDDING = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"
 
 
-class LayerWalk:
+class LayerRunner:
     """The skeleton of a target: its modules, without weights.
 
     Raises:

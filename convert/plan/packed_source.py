@@ -10,9 +10,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from dflash_mlx.convert.layout import PACKED, Layout
-from dflash_mlx.convert.plan import chosen, packed_settings
-from dflash_mlx.convert.recipe import Recipe, role_of
+from dflash_mlx.convert.plan.layout import PACKED, TensorLayout
+from dflash_mlx.convert.plan.recipe import QuantizationRecipe, role_of
+from dflash_mlx.convert.plan.weights import chosen_quantization, packed_settings
 from dflash_mlx.convert.tensors import Carrier, Rows, from_mlx, mlx_dtype, to_mlx
 from dflash_mlx.errors import BadCheckpoint, BadRequest
 
@@ -48,9 +48,9 @@ class DequantizedRows:
         return from_mlx(values.astype(mlx_dtype(self.dtype)))
 
 
-def unpacked(
-    layout: Layout, kept: Mapping[str, Any], source: str, dtype: str | None = None
-) -> Layout:
+def dequantized_layout(
+    layout: TensorLayout, kept: Mapping[str, Any], source: str, dtype: str | None = None
+) -> TensorLayout:
     """Return the layout with every packed weight as values, of the scales' type or of `dtype`.
 
     Raises:
@@ -73,8 +73,12 @@ def unpacked(
     return replace(layout, tensors=tensors)
 
 
-def check_kept(
-    layout: Layout, kept: Mapping[str, Any], recipe: Recipe, tied: bool, source: str
+def check_packed_weights(
+    layout: TensorLayout,
+    kept: Mapping[str, Any],
+    recipe: QuantizationRecipe,
+    tied: bool,
+    source: str,
 ) -> None:
     """Check that every packed weight already is what the recipe asks for.
 
@@ -83,7 +87,7 @@ def check_kept(
     """
     for path in _packed_paths(layout):
         found = packed_settings(path, kept)
-        wanted = chosen(recipe, layout, path, role_of(path, tied))
+        wanted = chosen_quantization(recipe, layout, path, role_of(path, tied))
         if wanted is None or wanted.settings() != found:
             asked = "unquantized" if wanted is None else str(wanted)
             raise BadRequest(
@@ -94,6 +98,6 @@ def check_kept(
             )
 
 
-def _packed_paths(layout: Layout) -> list[str]:
+def _packed_paths(layout: TensorLayout) -> list[str]:
     last = PACKED[0]
     return [name.removesuffix(last) for name in layout.tensors if name.endswith(last)]

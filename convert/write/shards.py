@@ -9,19 +9,19 @@ from pathlib import Path
 
 import numpy as np
 
-from dflash_mlx.convert.job import Job
-from dflash_mlx.convert.pack import packed
-from dflash_mlx.convert.plan import Output, Shard
-from dflash_mlx.convert.progress import Progress, Watcher
+from dflash_mlx.convert.plan.job import ConversionJob
+from dflash_mlx.convert.plan.weights import PlannedTensor, ShardPlan
+from dflash_mlx.convert.progress import ConversionProgress, ProgressCallback
 from dflash_mlx.convert.tensors import chunks, item_bytes, n_bytes, row_count, row_width
 from dflash_mlx.convert.workers import run_all
-from dflash_mlx.convert.workfolder import WorkFolder
+from dflash_mlx.convert.write.pack import packed_rows
+from dflash_mlx.convert.write.work_folder import WorkFolder
 
-Piece = tuple[Output, int, int, int]
+Piece = tuple[PlannedTensor, int, int, int]
 """An output, the file position of its data, and a range of its rows."""
 
 
-def write_weights(job: Job, work: WorkFolder, watch: Watcher) -> None:
+def write_weights(job: ConversionJob, work: WorkFolder, watch: ProgressCallback) -> None:
     """Write the files of weights that an earlier run did not finish.
 
     Raises:
@@ -35,7 +35,7 @@ def write_weights(job: Job, work: WorkFolder, watch: Watcher) -> None:
     def advance(n_bytes: int) -> None:
         nonlocal done
         done += n_bytes
-        watch(Progress("write", done, job.n_source_bytes, job.source.name))
+        watch(ConversionProgress("write", done, job.n_source_bytes, job.source.name))
 
     for number, shard in enumerate(job.plan.shards, 1):
         key = f"{job.folder}/{shard.name}" if job.folder else shard.name
@@ -43,10 +43,10 @@ def write_weights(job: Job, work: WorkFolder, watch: Watcher) -> None:
             advance(sum(n_bytes(item.rows.dtype, item.rows.shape) for item in shard.outputs))
         else:
             work.finish(key, write_shard(shard, folder, advance))
-        watch(Progress("shard", number, len(job.plan.shards), shard.name))
+        watch(ConversionProgress("shard", number, len(job.plan.shards), shard.name))
 
 
-def write_shard(shard: Shard, folder: Path, advance: Callable[[int], None]) -> str:
+def write_shard(shard: ShardPlan, folder: Path, advance: Callable[[int], None]) -> str:
     """Write one file, wait until it is on the disk, and return its SHA-256 as it reads back.
 
     `advance` is called with the bytes of the source that were consumed.
@@ -64,7 +64,7 @@ def write_shard(shard: Shard, folder: Path, advance: Callable[[int], None]) -> s
 
         def work(piece: Piece) -> None:
             output, position, start, stop = piece
-            for part, rows in zip(output.parts, packed(output, start, stop), strict=True):
+            for part, rows in zip(output.parts, packed_rows(output, start, stop), strict=True):
                 row_bytes = part.n_bytes // max(1, row_count(part.shape))
                 place = position + start * row_bytes
                 _write(descriptor, np.ascontiguousarray(rows).data, place)
@@ -88,7 +88,7 @@ def file_hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _pieces(shard: Shard, position: int) -> Iterator[Piece]:
+def _pieces(shard: ShardPlan, position: int) -> Iterator[Piece]:
     for output in shard.outputs:
         for start, stop in chunks(output.rows):
             yield output, position, start, stop

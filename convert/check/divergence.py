@@ -10,19 +10,19 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from dflash_mlx.convert.job import Job
-from dflash_mlx.convert.layerwalk import LayerWalk
-from dflash_mlx.convert.packing import DequantizedRows
-from dflash_mlx.convert.plan import packed_settings
-from dflash_mlx.convert.progress import Progress, Watcher
-from dflash_mlx.convert.sample_text import TEXT
+from dflash_mlx.convert.plan.job import ConversionJob
+from dflash_mlx.convert.plan.layer_runner import LayerRunner
+from dflash_mlx.convert.plan.packed_source import DequantizedRows
+from dflash_mlx.convert.plan.weights import packed_settings
+from dflash_mlx.convert.progress import ConversionProgress, ProgressCallback
+from dflash_mlx.convert.sources.sample_text import TEXT
+from dflash_mlx.convert.sources.tokens import sample_tokens
 from dflash_mlx.convert.tensors import Rows, chunks, numbers, to_mlx
-from dflash_mlx.convert.tokens import sample_tokens
 from dflash_mlx.errors import UnsupportedModel
 
 
 @dataclass(frozen=True)
-class Divergence:
+class TargetComparison:
     """Kullback-Leibler divergence in nats of the result from the source, and how often both
     would choose the same token, over `n_tokens` positions.
     """
@@ -34,8 +34,8 @@ class Divergence:
 
 
 def compare_targets(
-    job: Job, written: Mapping[str, Rows], folder: Path, watch: Watcher
-) -> tuple[Divergence | None, str | None]:
+    job: ConversionJob, written: Mapping[str, Rows], folder: Path, watch: ProgressCallback
+) -> tuple[TargetComparison | None, str | None]:
     """Return the divergence of a finished target in `folder`, or why it was not measured."""
     if job.plan.unchanged():
         return None, "every weight is the source's own"
@@ -43,7 +43,7 @@ def compare_targets(
     if tokens is None:
         return None, "the source has no tokenizer"
     try:
-        walk = LayerWalk(job.source.config, job.source.name)
+        walk = LayerRunner(job.source.config, job.source.name)
     except UnsupportedModel as error:
         return None, str(error)
     after = _result_values(job, written)
@@ -54,12 +54,12 @@ def compare_targets(
             hidden[side] = walk.run(index, hidden[side])
             walk.empty(index)
         mx.clear_cache()
-        watch(Progress("check", index + 1, walk.n_layers, "layers against the source"))
+        watch(ConversionProgress("check", index + 1, walk.n_layers, "layers against the source"))
     normed = [walk.norm(job.values, hidden[0]), walk.norm(after, hidden[1])]
     return divergence(walk.head(job.values), walk.head(after), normed[0], normed[1]), None
 
 
-def _result_values(job: Job, written: Mapping[str, Rows]) -> dict[str, Rows]:
+def _result_values(job: ConversionJob, written: Mapping[str, Rows]) -> dict[str, Rows]:
     """Return the values of the written files under the names of the source's values."""
     found: dict[str, Rows] = {}
     for name in job.values:
@@ -98,7 +98,7 @@ class _Softmax:
 
 def divergence(
     source_head: Rows, result_head: Rows, source_hidden: mx.array, result_hidden: mx.array
-) -> Divergence:
+) -> TargetComparison:
     """Return the divergence of two heads [V, D] over two normed hidden states [n, D]."""
     source, result = _Softmax(len(source_hidden)), _Softmax(len(result_hidden))
     moved = mx.zeros((len(source_hidden),))  # sum of exp(s - max s) (s - r), logits s and r
@@ -113,7 +113,7 @@ def divergence(
     kl = mx.maximum(moved / source.total - source.log_total + result.log_total, 0)
     same = (source.best == result.best).astype(mx.float32)
     mean, largest, agreement = numbers([kl.mean(), kl.max(), same.mean()])
-    return Divergence(mean, largest, agreement, len(source_hidden))
+    return TargetComparison(mean, largest, agreement, len(source_hidden))
 
 
 def _floats(rows: Rows, start: int, stop: int) -> mx.array:

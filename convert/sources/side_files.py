@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_mlx.convert.safetensors import INDEX
-from dflash_mlx.convert.source import Source
+from dflash_mlx.convert.sources.source import ModelSource
 from dflash_mlx.errors import BadCheckpoint
 
 REPORT = "conversion.json"
@@ -20,7 +20,7 @@ _MOST_BYTES = 200_000_000
 """A side file larger than this is no side file."""
 
 
-def carried(source: Source) -> dict[str, Path | bytes]:
+def side_files(source: ModelSource) -> dict[str, Path | bytes]:
     """Return the side files that go along, by their name in the output.
 
     Code is left behind (nothing here runs it), and so is a link that leads out of the model: a

@@ -1,0 +1,16 @@
+"""Decides what a conversion writes: tensor names, types, quantization, files and offsets.
+
+It must not know how files are written or checked.
+"""
+
+__all__ = [
+    "auto_recipe",
+    "computed",
+    "draft_layout",
+    "job",
+    "layer_runner",
+    "layout",
+    "packed_source",
+    "recipe",
+    "weights",
+]

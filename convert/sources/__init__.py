@@ -1,0 +1,15 @@
+"""Opens checkpoints of every supported format as tensors that are read by row range.
+
+It must not know what a conversion does with the tensors.
+"""
+
+__all__ = [
+    "gguf",
+    "location",
+    "pairing",
+    "sample_text",
+    "side_files",
+    "source",
+    "tokens",
+    "torch_files",
+]

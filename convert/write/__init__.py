@@ -1,0 +1,12 @@
+"""Writes a planned conversion: weights, side files, cards, and the final rename.
+
+It must not know how the result is compared with its source.
+"""
+
+__all__ = [
+    "cards",
+    "destination",
+    "model_card",
+    "shards",
+    "work_folder",
+]
