@@ -30,7 +30,7 @@ def main() -> None:
 
 def compare(loaded, options):
     from dflash_mlx.loading.compute import compute_here
-    from dflash_mlx.loading.load import load_draft
+    from dflash_mlx.loading.draft import load_draft
 
     drafts = [load_draft(path, loaded.pair.target, compute_here()) for path in options.drafts]
     rounds, tokens = [0] * len(drafts), 0

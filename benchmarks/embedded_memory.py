@@ -24,7 +24,7 @@ def memory(loaded):
 
     from dflash_mlx.hub.resolve import find_packaged
     from dflash_mlx.loading.compute import compute_here, weight_bytes
-    from dflash_mlx.loading.load import load_target
+    from dflash_mlx.loading.target import load_target
 
     pair = loaded.pair
     models = weight_bytes(pair.target.model) + weight_bytes(pair.draft.model)

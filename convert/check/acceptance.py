@@ -17,7 +17,8 @@ from dflash_mlx.decode.loop import DecodeConfig, StopDecision, decode
 from dflash_mlx.decode.policy import FixedBlock
 from dflash_mlx.decode.prefill import prefill
 from dflash_mlx.loading.compute import Compute, compute_here, settle_weights
-from dflash_mlx.loading.load import LoadedTarget, load_draft, load_target
+from dflash_mlx.loading.draft import load_draft
+from dflash_mlx.loading.target import LoadedTarget, load_target
 from dflash_mlx.loading.weights import fill
 from dflash_mlx.models.draft.build import bind
 from dflash_mlx.models.draft.dflash import BoundDraft

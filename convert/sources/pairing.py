@@ -6,7 +6,7 @@ from dflash_mlx.convert.options import ConvertConfig
 from dflash_mlx.convert.progress import ConversionProgress, ProgressCallback
 from dflash_mlx.convert.sources.location import SourceLocation, locate
 from dflash_mlx.convert.sources.source import ModelSource, open_source
-from dflash_mlx.errors import BadRequest, PairMismatch
+from dflash_mlx.errors import BadRequest
 from dflash_mlx.models.draft.config_file import read_draft_config
 from dflash_mlx.pairs import registry
 from dflash_mlx.pairs.manifest import DRAFT_FOLDER, FILE
@@ -30,7 +30,7 @@ def open_sources(config: ConvertConfig, watch: ProgressCallback) -> dict[str, Mo
         sources[DRAFT_FOLDER] = open_source(locate(draft, revision, say))
     elif inner := _inner_draft(sources[""]):
         sources[DRAFT_FOLDER] = open_source(inner)
-    check_pair(list(sources.values()))
+    check_sources(list(sources.values()))
     return sources
 
 
@@ -70,19 +70,9 @@ def check_pair(sources: Sequence[ModelSource]) -> None:
             f"{target.name} is a {target.kind} and --draft {draft.name} is a {draft.kind}; give "
             "the target first and its draft with --draft"
         )
-    facts = target.config.get("text_config") or target.config
-    expected = read_draft_config(draft.config, draft.name)
-    hidden = expected.target_hidden_size or expected.hidden_size
-    depth, deepest = expected.num_target_layers, max(expected.target_layer_ids) + 1
-    has = (facts.get("hidden_size"), facts.get("num_hidden_layers"))
-    # speculators files may not say the depth of their target, only their deepest tap
-    fits_depth = has[1] == depth if depth is not None else deepest <= (has[1] or 0)
-    for what, need, got, fits in (
-        ("hidden size", hidden, has[0], hidden == has[0]),
-        ("layers", depth or f"{deepest} or more", has[1], fits_depth),
-    ):
-        if not fits:
-            raise PairMismatch(
-                f"{draft.name} expects a target with {what} {need}, and {target.name} has {got}; "
-                "give the draft that was trained for this target (dflash-mlx models lists pairs)"
-            )
+    check_pair(
+        read_draft_config(draft.config, draft.name),
+        configured_dimensions(target.config, target.name),
+        draft.name,
+        target.name,
+    )

@@ -9,6 +9,7 @@ from typing import Any
 from dflash_mlx.convert.safetensors import INDEX
 from dflash_mlx.convert.sources.source import ModelSource
 from dflash_mlx.errors import BadCheckpoint
+from dflash_mlx.loading.safetensors import INDEX
 
 REPORT = "conversion.json"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".ot")

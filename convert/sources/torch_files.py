@@ -15,6 +15,7 @@ from dflash_mlx.convert.safetensors import File, StoredRows, is_plain_name
 from dflash_mlx.convert.sources.torch_zip import map_address
 from dflash_mlx.convert.tensors import Carrier, Rows, row_count, row_width
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
+from dflash_mlx.loading.safetensors import is_plain_name
 from dflash_mlx.system.installer import install_command
 
 INDEX = "pytorch_model.bin.index.json"

@@ -18,13 +18,10 @@ from dflash_mlx.errors import DFlashError, UnknownModel
 from dflash_mlx.hub.pins import Pins
 from dflash_mlx.hub.resolve import Resolved, resolve
 from dflash_mlx.kernels.pair_kernels import PairKernels, put_kernels, refuse_force
+from dflash_mlx.loading.compatibility import check_draft_config, check_target_config
 from dflash_mlx.loading.compute import Compute, compute_here
-from dflash_mlx.loading.load import (
-    check_draft_config,
-    check_target_config,
-    load_draft,
-    load_target,
-)
+from dflash_mlx.loading.draft import load_draft
+from dflash_mlx.loading.target import load_target
 from dflash_mlx.models.pair import Pair
 from dflash_mlx.pairs.manifest import check_cards, trained_thinking
 from dflash_mlx.pairs.pairing import Choice, choose

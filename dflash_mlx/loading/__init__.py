@@ -4,8 +4,12 @@ It must not know the network, requests or the decode loop.
 """
 
 __all__ = [
+    "compatibility",
     "compute",
-    "load",
+    "draft",
+    "generation",
+    "safetensors",
+    "target",
     "tokenizer",
     "weights",
 ]

@@ -1,8 +1,7 @@
-"""On which device the models run here, and in which precision.
+"""The device and the precision that models run in on this machine.
 
-On Metal weights stay as they are stored. MLX's CPU backend takes as long for n rows of a
-quantized product as for n products, so there both models run dense in float32, the target as
-`mx.dequantize` gives it.
+On Metal weights stay as stored. On the CPU both models run dense in float32, because MLX's CPU
+backend computes a quantized product of n rows one row at a time.
 """
 
 from collections.abc import Mapping
@@ -17,9 +16,13 @@ from mlx_lm.utils import dequantize_model
 
 @dataclass(frozen=True)
 class Compute:
-    """`dense` models hold no quantized weight; `dtype` None keeps what is stored.
+    """How weights are held in memory.
 
-    `outline` models have all shapes and types and no values: no weight is read.
+    Args:
+        device: "metal" or "cpu".
+        dense: dequantize every weight.
+        dtype: convert floating-point weights to this type; None keeps the stored types.
+        outline: build the model with shapes and types only, and read no weight.
     """
 
     device: str
@@ -35,10 +38,10 @@ def compute_here() -> Compute:
     return Compute("cpu", dense=True, dtype=mx.float32)
 
 
-def without_half(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
-    """Return `weights` with float16 as bfloat16.
+def float16_as_bfloat16(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """Return `weights` with float16 converted to bfloat16.
 
-    Drafts overflow half precision: their logits turn into NaN and nothing is accepted.
+    Activations of drafts exceed the range of float16: logits become NaN and no token is accepted.
     """
     return {
         name: array.astype(mx.bfloat16) if array.dtype == mx.float16 else array
@@ -47,23 +50,23 @@ def without_half(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
 
 
 def settle_weights(model: nn.Module, compute: Compute) -> None:
-    """Bring a lazily loaded model into memory as `compute` wants it, one tensor at a time.
+    """Bring a lazily loaded model into memory as `compute` says, one tensor at a time.
 
-    Each stored tensor is gone when its used form exists, so the peak is the stored and the used
-    weights together, or less. An outline stays lazy.
+    Each stored tensor is freed when its converted form exists, so the peak is at most the stored
+    and the converted weights together. An outline stays lazy.
     """
     if compute.dense:
         dequantize_model(model)
-    # the largest first, while little else is held; a list would hold every dequantized form
+    # largest first, while little else is in memory; a list would hold every dequantized form
     arrays = dict(sorted(parameters(model).items(), key=lambda item: item[1].nbytes))
     while arrays:
         name, array = arrays.popitem()
         floating = mx.issubdtype(array.dtype, mx.floating)
-        used = array.astype(compute.dtype) if compute.dtype and floating else array
+        converted = array.astype(compute.dtype) if compute.dtype and floating else array
         del array
         if not compute.outline:
-            mx.eval(used)
-        model.update(tree_unflatten([(name, used)]))
+            mx.eval(converted)
+        model.update(tree_unflatten([(name, converted)]))
     mx.clear_cache()
 
 

@@ -1,7 +1,6 @@
-"""Tensors from files into a module: every name used exactly once, every shape as declared.
+"""Tensors from files into a module: each name is used exactly once, each shape as declared.
 
-A path with `.scales` beside its weight is quantized, whatever the configuration says of the
-others, so partly quantized checkpoints load as they are.
+It must not know configurations of targets or drafts.
 """
 
 from collections.abc import Mapping
@@ -14,24 +13,22 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import infer_quant_config
 
 from dflash_mlx.errors import BadCheckpoint
+from dflash_mlx.loading.safetensors import read_checkpoint
+from dflash_mlx.system.foreign import reading, reason
 
 
 def read_safetensors(folder: Path) -> dict[str, mx.array]:
-    """Return all tensors of a folder's `model*.safetensors`, lazily.
+    """Return the tensors of a folder's checkpoint by name; their values are read when used.
 
     Raises:
-        BadCheckpoint: there are none, or one is truncated or malformed.
+        BadCheckpoint: a file is missing, truncated or malformed.
+        UnsupportedModel: a tensor has an element type that MLX cannot hold.
     """
-    files = sorted(folder.glob("model*.safetensors"))
-    if not files:
-        raise BadCheckpoint(f"{folder} holds no model*.safetensors; fetch the model again")
     tensors: dict[str, mx.array] = {}
-    for file in files:
-        try:
-            read: Any = mx.load(str(file))  # a dictionary, for this format
-            tensors.update(read)
-        except (RuntimeError, ValueError) as error:
-            raise BadCheckpoint(f"{file} is not readable ({error}); fetch it again") from error
+    for name in read_checkpoint(folder):
+        with reading(folder / name, "the weights"):
+            loaded: Any = mx.load(str(folder / name), format="safetensors")
+            tensors.update(loaded)
     return tensors
 
 
@@ -41,52 +38,64 @@ def fill(
     source: str,
     quantization: Mapping[str, Any] | None = None,
 ) -> None:
-    """Put `weights` into `module`, its layers quantized where the weights are.
+    """Put `weights` into `module`; a layer with `.scales` beside its weight is quantized.
 
-    `quantization` may name a path's parameters, as mlx-lm's configurations do; paths it does not
-    name are inferred from the shapes.
+    `quantization` may hold the parameters of single layers by path, as mlx-lm's configurations
+    do. Parameters of other layers are inferred from the shapes, so partly quantized checkpoints
+    load without a configuration.
 
     Raises:
-        BadCheckpoint: a tensor is missing, left over, or of another shape.
+        BadCheckpoint: a tensor is missing, superfluous, or has another shape than declared.
     """
-    named = quantization or {}
-    reading = ""
+    settings = quantization or {}
+    current = ""
 
     def parameters(path: str, layer: nn.Module) -> Any:
-        nonlocal reading
-        reading = path
+        nonlocal current
+        current = path
         if not hasattr(layer, "to_quantized") or f"{path}.scales" not in weights:
             return False
-        return named.get(path) or infer_quant_config(path, layer, dict(weights))
+        return settings.get(path) or infer_quant_config(path, layer, dict(weights))
 
     try:
         nn.quantize(module, class_predicate=parameters)
-    except (KeyError, ValueError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:
         raise BadCheckpoint(
-            f"{source}: the quantization of {reading} cannot be read: {error}"
+            f"{source}: the quantization of {current} cannot be read ({reason(error)}); download "
+            "the model again"
         ) from error
-    _check(dict(tree_flatten(module.parameters())), weights, source)
+    check_tensors(dict(tree_flatten(module.parameters())), weights, source)
     module.load_weights(list(weights.items()))
     module.eval()
 
 
-def _check(wanted: Mapping[str, mx.array], weights: Mapping[str, mx.array], source: str) -> None:
+def check_tensors(
+    wanted: Mapping[str, mx.array], weights: Mapping[str, mx.array], source: str
+) -> None:
+    """Check that `weights` holds the tensors `wanted`, all of them and no others.
+
+    Raises:
+        BadCheckpoint: a tensor is missing, superfluous, or has another shape.
+    """
     missing = sorted(wanted.keys() - weights.keys())
     extra = sorted(weights.keys() - wanted.keys())
     if missing or extra:
-        parts = [f"lacks {_few(missing)}"] if missing else []
-        parts += [f"has no place for {_few(extra)}"] if extra else []
+        parts = [f"lacks {_first_names(missing)}"] if missing else []
+        parts += [f"has no place for {_first_names(extra)}"] if extra else []
         raise BadCheckpoint(
-            f"{source} {' and '.join(parts)}; the files do not match their config.json"
+            f"{source} {' and '.join(parts)}; the files do not match their config.json, download "
+            "the model again"
         )
     for name, array in weights.items():
         if wanted[name].shape != array.shape:
             raise BadCheckpoint(
-                f"{source}: {name} has shape {array.shape}, its config.json means "
-                f"{wanted[name].shape}; the files do not match their config.json"
+                f"{source}: {name} has shape {array.shape} and config.json gives it "
+                f"{wanted[name].shape}; the files do not match, download the model again"
             )
 
 
-def _few(names: list[str]) -> str:
-    shown = ", ".join(names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+def _first_names(names: list[str]) -> str:
+    listed = ", ".join(names[:3])
+    return listed if len(names) <= 3 else f"{listed} and {len(names) - 3} more"

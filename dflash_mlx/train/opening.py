@@ -13,7 +13,8 @@ from dflash_mlx.engine.engine import Files, LoadHooks, bring
 from dflash_mlx.errors import BadRequest, OutOfMemoryBudget
 from dflash_mlx.hub.resolve import Resolved
 from dflash_mlx.loading.compute import Compute, compute_here, weight_bytes
-from dflash_mlx.loading.load import LoadedTarget, load_draft, load_target
+from dflash_mlx.loading.draft import load_draft
+from dflash_mlx.loading.target import LoadedTarget, load_target
 from dflash_mlx.models.draft.build import bind
 from dflash_mlx.models.draft.config_file import read_draft_config
 from dflash_mlx.models.draft.dflash import BoundDraft

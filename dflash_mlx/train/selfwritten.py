@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from dflash_mlx.config import SamplingConfig
 from dflash_mlx.errors import BadRequest
-from dflash_mlx.loading.load import LoadedTarget
+from dflash_mlx.loading.target import LoadedTarget
 from dflash_mlx.train.questions import Question
 from dflash_mlx.train.samples import Limits, Sample, Samples, Sieve, digest
 from dflash_mlx.train.shards import Shard, Shards

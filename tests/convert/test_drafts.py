@@ -7,7 +7,7 @@ import pytest
 
 from dflash_mlx.errors import BadCheckpoint, BadRequest, PairMismatch, UnsupportedModel
 from dflash_mlx.loading.compute import Compute, settle_weights
-from dflash_mlx.loading.load import load_draft
+from dflash_mlx.loading.draft import load_draft
 from dflash_mlx.loading.weights import fill
 from dflash_mlx.models.draft.build import bind, draft_model
 from dflash_mlx.models.draft.config_file import read_draft_config

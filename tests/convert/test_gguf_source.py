@@ -10,7 +10,7 @@ from dflash_mlx.convert.tensors import read_all, row_count
 from dflash_mlx.errors import BadRequest, UnsupportedModel
 from dflash_mlx.gguf.read import read_gguf
 from dflash_mlx.loading.compute import Compute
-from dflash_mlx.loading.load import load_target
+from dflash_mlx.loading.target import load_target
 from tests.convert.checkpoints import run, weights_of
 from tests.gguf.writer import stored, tiny_metadata, tiny_tensors, write_tiny
 

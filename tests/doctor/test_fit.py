@@ -15,7 +15,7 @@ from dflash_mlx.engine.loaded import LoadedPair
 from dflash_mlx.errors import PairMismatch
 from dflash_mlx.hub.resolve import Resolved, find_packaged
 from dflash_mlx.loading.compute import compute_here, weight_bytes
-from dflash_mlx.loading.load import load_target
+from dflash_mlx.loading.target import load_target
 from dflash_mlx.models.pair import Pair
 from dflash_mlx.pairs.pairing import choose
 from tests.tiny import random_draft, tiny_target

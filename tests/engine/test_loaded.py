@@ -8,7 +8,7 @@ from mlx.utils import tree_flatten
 
 from dflash_mlx.config import GenerationConfig
 from dflash_mlx.loading.compute import Compute
-from dflash_mlx.loading.load import load_draft
+from dflash_mlx.loading.draft import load_draft
 from dflash_mlx.models.pair import Pair
 from dflash_mlx.pairs import registry
 from tests.tiny import ByteTokenizer, loaded_pair, random_draft

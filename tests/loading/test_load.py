@@ -10,7 +10,9 @@ from mlx.utils import tree_flatten
 from dflash_mlx.config import SamplingConfig
 from dflash_mlx.errors import BadCheckpoint, DFlashError, PairMismatch, UnsupportedModel
 from dflash_mlx.loading.compute import compute_here
-from dflash_mlx.loading.load import load_draft, load_target, sampling_defaults
+from dflash_mlx.loading.draft import load_draft
+from dflash_mlx.loading.generation import sampling_defaults
+from dflash_mlx.loading.target import load_target
 from dflash_mlx.models.pair import Pair
 from tests.tiny import answer, draft_config, random_draft, write_target
 from tests.tiny_configs import PUBLISHED

@@ -8,7 +8,7 @@ from mlx.utils import tree_flatten
 
 from dflash_mlx.errors import BadCheckpoint, PairMismatch, UnsupportedModel
 from dflash_mlx.loading.compute import compute_here
-from dflash_mlx.loading.load import load_draft
+from dflash_mlx.loading.draft import load_draft
 from dflash_mlx.models.draft.config_file import is_draft_config, read_draft_config
 from tests.tiny import random_draft, selecting_draft, tiny_target
 from tests.tiny_configs import PUBLISHED
@@ -273,7 +273,9 @@ def test_taps_below_the_targets_last_layer_are_refused(target, tmp_path):
     """speculators files do not say how deep their target is."""
     weights = weights_of(random_draft(target))
     deep = {**SPECULATORS, "aux_hidden_state_layer_ids": [1, 9]}
-    with pytest.raises(PairMismatch, match="taps layer 8, this target has layers 0 to 2"):
+    with pytest.raises(
+        PairMismatch, match="hidden states of layer 8, this target has layers 0 to 2"
+    ):
         load_draft(write(tmp_path / "deep", deep, weights), target, compute_here())
 
 

@@ -10,7 +10,8 @@ import pytest
 from dflash_mlx.engine.engine import LoadHooks
 from dflash_mlx.errors import BadRequest, DFlashError, OutOfMemoryBudget, PairMismatch
 from dflash_mlx.loading.compute import compute_here
-from dflash_mlx.loading.load import load_draft, load_target
+from dflash_mlx.loading.draft import load_draft
+from dflash_mlx.loading.target import load_target
 from dflash_mlx.system.machine import this_machine
 from dflash_mlx.train import measuring, planning, preparing, trial
 from dflash_mlx.train.evaluate import held_out_prompts

@@ -8,7 +8,7 @@ from mlx.utils import tree_flatten
 
 from dflash_mlx.errors import BadRequest, DFlashError
 from dflash_mlx.loading.compute import compute_here
-from dflash_mlx.loading.load import load_draft
+from dflash_mlx.loading.draft import load_draft
 from dflash_mlx.models.draft.build import bind
 from dflash_mlx.models.draft.config_file import read_draft_config
 from dflash_mlx.pairs.manifest import trained_thinking

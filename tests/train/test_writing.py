@@ -10,7 +10,7 @@ from mlx_lm.generate import BatchGenerator, generate_step
 from dflash_mlx.config import SamplingConfig
 from dflash_mlx.errors import BadCheckpoint, BadRequest, DFlashError
 from dflash_mlx.loading.compute import compute_here
-from dflash_mlx.loading.load import load_target
+from dflash_mlx.loading.target import load_target
 from dflash_mlx.train.questions import Question
 from dflash_mlx.train.samples import Limits
 from dflash_mlx.train.selfwritten import Writer, Writing, grow

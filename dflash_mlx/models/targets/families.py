@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 
-from dflash_mlx.errors import UnsupportedModel
 from dflash_mlx.models.targets.decoder import DecoderTarget
 from dflash_mlx.models.targets.gemma import Gemma3Target, Gemma4Target
 from dflash_mlx.models.targets.hybrid import Qwen3NextTarget, Qwen35Target
 from dflash_mlx.models.targets.latent import LatentTarget, PairedLatentTarget
 from dflash_mlx.models.targets.lfm2 import Lfm2Target
-from dflash_mlx.models.targets.model_types import MLX_LM_MODULES
+from dflash_mlx.models.targets.model_types import MLX_LM_MODULES, check_supported
 from dflash_mlx.models.targets.muse_glimmer import MuseGlimmerTarget
 from dflash_mlx.models.targets.windowed import GptOssTarget, WindowedTarget
 
@@ -48,9 +47,5 @@ def family_of(model_type: str, source: str) -> type[DecoderTarget]:
     Raises:
         UnsupportedModel: the family does not run here.
     """
-    if (module := MLX_LM_MODULES.get(model_type)) is None:
-        raise UnsupportedModel(
-            f"{source} has model_type {model_type!r}; supported targets: "
-            f"{', '.join(sorted(MLX_LM_MODULES))}. Use one of these"
-        )
-    return TARGET_CLASSES[module]
+    check_supported({"model_type": model_type}, source)
+    return TARGET_CLASSES[MLX_LM_MODULES[model_type]]

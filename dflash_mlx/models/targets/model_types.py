@@ -6,6 +6,9 @@ It must not import MLX: a folder is checked before anything heavy is loaded.
 from collections.abc import Mapping
 from typing import Any
 
+from dflash_mlx.errors import UnsupportedModel
+from dflash_mlx.system.foreign import quoted
+
 MLX_LM_MODULES: Mapping[str, str] = {
     "deepseek_v3": "deepseek_v3",
     "gemma3": "gemma3",
@@ -39,3 +42,16 @@ def is_supported(config: Mapping[str, Any]) -> bool:
     """Return whether a `config.json` belongs to a family of targets that runs here."""
     model_type = config.get("model_type")
     return isinstance(model_type, str) and model_type in MLX_LM_MODULES
+
+
+def check_supported(config: Mapping[str, Any], source: str) -> None:
+    """Check that a `config.json` belongs to a supported family; `source` is named in the error.
+
+    Raises:
+        UnsupportedModel: the family does not run here.
+    """
+    if not is_supported(config):
+        raise UnsupportedModel(
+            f"{source} has model_type {quoted(config.get('model_type'))}; supported targets: "
+            f"{', '.join(sorted(MLX_LM_MODULES))}. Use one of these"
+        )

@@ -1,0 +1,106 @@
+"""A folder or a `.gguf` file into a target in memory, with its tokenizer and defaults.
+
+Weights and modules are mlx-lm's. It must not know drafts, the network or requests.
+"""
+
+import importlib
+import json
+import logging
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.nn as nn
+
+from dflash_mlx.config import SamplingConfig
+from dflash_mlx.errors import UnsupportedModel
+from dflash_mlx.gguf.read import read_gguf
+from dflash_mlx.gguf.tokenizer import build_tokenizer
+from dflash_mlx.loading.compatibility import check_target_config
+from dflash_mlx.loading.compute import Compute, settle_weights
+from dflash_mlx.loading.generation import eos_token_ids, sampling_defaults
+from dflash_mlx.loading.safetensors import read_checkpoint
+from dflash_mlx.loading.tokenizer import Tokenizer
+from dflash_mlx.loading.weights import fill
+from dflash_mlx.models.targets.decoder import DecoderTarget
+from dflash_mlx.models.targets.families import family_of
+from dflash_mlx.system.foreign import reading
+from dflash_mlx.system.json_file import read_json
+
+_LOG = logging.getLogger("dflash_mlx")
+
+
+@dataclass(frozen=True)
+class LoadedTarget:
+    """A target with the tokenizer, sampling defaults and configuration of its folder."""
+
+    target: DecoderTarget
+    tokenizer: Tokenizer
+    sampling: SamplingConfig
+    config: Mapping[str, Any]
+
+
+def load_target(path: Path, compute: Compute) -> LoadedTarget:
+    """Return the target in a folder or `.gguf` file, in memory.
+
+    Raises:
+        BadCheckpoint: files are missing, truncated or contradict their configuration.
+        UnsupportedModel: the family or format does not run here, or the folder holds a draft.
+    """
+    if path.is_file():
+        return _load_gguf(path, compute)
+    config = read_json(path / "config.json")
+    check_target_config(config, str(path))
+    model = _read_model(path, config)
+    target = family_of(str(config.get("model_type")), str(path))(model)
+    settle_weights(model, compute)
+    _LOG.info("%s: %s", path, target.shape)
+    generation = _optional_json(path / "generation_config.json")
+    return LoadedTarget(
+        target,
+        Tokenizer.read(path, eos_token_ids(config, config.get("text_config") or {}, generation)),
+        sampling_defaults(generation),
+        config,
+    )
+
+
+def _optional_json(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.exists() else {}
+
+
+def _read_model(path: Path, config: Mapping[str, Any]) -> nn.Module:
+    """Return mlx-lm's model of a folder; its weights are read when used.
+
+    mlx-lm reads every `model*.safetensors` of a folder. It gets a temporary folder that holds the
+    checkpoint's own files only. MLX keeps files open, so the folder can go when this returns.
+    """
+    from mlx_lm.utils import load_model
+
+    with tempfile.TemporaryDirectory(prefix="dflash-mlx-") as staged:
+        folder = Path(staged)
+        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        for number, name in enumerate(read_checkpoint(path)):
+            (folder / f"model-{number:05}.safetensors").symlink_to((path / name).resolve())
+        if (settings := path / "hf_quant_config.json").is_file():
+            (folder / settings.name).symlink_to(settings.resolve())
+        with reading(path, "the model"):
+            model, _ = load_model(folder, lazy=True)
+    return model
+
+
+def _load_gguf(path: Path, compute: Compute) -> LoadedTarget:
+    if path.suffix != ".gguf":
+        raise UnsupportedModel(f"{path} is not a model; give a folder or a .gguf file")
+    read = read_gguf(path, outline=compute.outline)
+    family = family_of(read.config["model_type"], str(path))
+    module = importlib.import_module(f"mlx_lm.models.{read.config['model_type']}")
+    model = module.Model(module.ModelArgs.from_dict(read.config))
+    fill(model, read.weights, str(path), read.config.get("quantization"))
+    read.weights.clear()
+    target = family(model)
+    settle_weights(model, compute)
+    _LOG.info("%s: %s", path, target.shape)
+    tokenizer = Tokenizer(build_tokenizer(read.tokenizer), read.tokenizer.eos_token_ids)
+    return LoadedTarget(target, tokenizer, SamplingConfig(), read.config)
