@@ -50,11 +50,6 @@ class Rows(Protocol):
         """Return rows `start` to `stop` as a carrier array [stop - start, width]."""
 
 
-def is_known(dtype: str) -> bool:
-    """Whether a dtype is one that we can hold."""
-    return dtype in _CARRIERS
-
-
 def item_bytes(dtype: str) -> int:
     """Bytes of one element."""
     return np.dtype(_CARRIERS[dtype]).itemsize

@@ -7,6 +7,7 @@ from dflash_mlx.convert.progress import ConversionProgress, ProgressCallback
 from dflash_mlx.convert.sources.location import SourceLocation, locate
 from dflash_mlx.convert.sources.source import ModelSource, open_source
 from dflash_mlx.errors import BadRequest
+from dflash_mlx.loading.compatibility import check_pair, configured_dimensions
 from dflash_mlx.models.draft.config_file import read_draft_config
 from dflash_mlx.pairs import registry
 from dflash_mlx.pairs.manifest import DRAFT_FOLDER, FILE
@@ -55,7 +56,7 @@ def _inner_draft(source: ModelSource) -> SourceLocation | None:
     return SourceLocation(source.name, place) if (place / "config.json").is_file() else None
 
 
-def check_pair(sources: Sequence[ModelSource]) -> None:
+def check_sources(sources: Sequence[ModelSource]) -> None:
     """Check one source alone or a target with its draft.
 
     Raises:

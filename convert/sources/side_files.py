@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dflash_mlx.convert.safetensors import INDEX
 from dflash_mlx.convert.sources.source import ModelSource
 from dflash_mlx.errors import BadCheckpoint
 from dflash_mlx.loading.safetensors import INDEX

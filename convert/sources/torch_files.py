@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dflash_mlx.convert.safetensors import File, StoredRows, is_plain_name
+from dflash_mlx.convert.safetensors import File, StoredRows
 from dflash_mlx.convert.sources.torch_zip import map_address
 from dflash_mlx.convert.tensors import Carrier, Rows, row_count, row_width
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel

@@ -11,10 +11,10 @@ from typing import Any
 
 from dflash_mlx.convert.options import ConvertConfig
 from dflash_mlx.convert.plan.job import ConversionJob
-from dflash_mlx.convert.safetensors import INDEX
 from dflash_mlx.convert.sources.side_files import REPORT, side_files, write_json, write_side_files
 from dflash_mlx.convert.write.destination import default_name
 from dflash_mlx.convert.write.model_card import readme
+from dflash_mlx.loading.safetensors import INDEX
 from dflash_mlx.pairs import manifest, registry
 from dflash_mlx.pairs.manifest import Manifest, Origin, draft_facts, target_facts
 

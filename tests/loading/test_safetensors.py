@@ -1,0 +1,122 @@
+"""Safetensors headers: accepted exactly where the reference library accepts them."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+
+from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
+from dflash_mlx.loading.safetensors import INDEX, read_checkpoint
+from tests.convert.checkpoints import save_numpy
+
+FLOATS = ("F32", (2, 3), np.arange(6, dtype=np.float32).tobytes())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "raw"),
+    [
+        ("F32", (2, 3), b"\0" * 20),
+        ("F32", (2, -3), b"\0" * 24),
+        ("F32", (2, 2.5), b"\0" * 20),
+        ("F32", (1 << 62, 1 << 62), b""),
+    ],
+)
+def test_a_shape_that_contradicts_its_bytes_is_refused(tmp_path, dtype, shape, raw):
+    """A wrong size reads bytes of other tensors, or past the end of the file."""
+    save_numpy(tmp_path / "model.safetensors", {"w": (dtype, shape, raw)})
+    with pytest.raises(BadCheckpoint, match=r"'w'|negative"):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["F64", "F4", "X", 7])
+def test_a_type_that_mlx_cannot_hold_is_named(tmp_path, dtype):
+    """A conversion failed halfway, and the message named no tensor."""
+    save_numpy(tmp_path / "model.safetensors", {"w": (dtype, (1,), b"\0" * 8)})
+    with pytest.raises(UnsupportedModel, match="'w'"):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("length", [1 << 63, 200_000_000, 64])
+def test_a_header_longer_than_the_file_is_not_read(tmp_path, length):
+    """A length of 2^63 bytes was allocated before it was compared with the file."""
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", length) + b"{}")
+    with pytest.raises(BadCheckpoint, match="announces a header"):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b"[]", b"{", b'{"w": 3}', b'{"w": {}}', b'{"w": {}, "w": {}}', b"[" * 100_000],
+)
+def test_a_malformed_header_is_one_line(tmp_path, header):
+    """A truncated download gave a traceback."""
+    raw = struct.pack("<Q", len(header)) + header
+    (tmp_path / "model.safetensors").write_bytes(raw)
+    with pytest.raises(BadCheckpoint):
+        read_checkpoint(tmp_path)
+
+
+def test_overlapping_tensors_are_refused(tmp_path):
+    """MLX reads such a file, and one tensor has the values of another."""
+    entry = {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}
+    header = json.dumps({"a": entry, "b": entry | {"data_offsets": [2, 6]}}).encode()
+    raw = struct.pack("<Q", len(header)) + header + b"\0" * 6
+    (tmp_path / "model.safetensors").write_bytes(raw)
+    with pytest.raises(BadCheckpoint, match="overlap"):
+        read_checkpoint(tmp_path)
+
+
+def test_a_truncated_shard_is_named(tmp_path):
+    """An interrupted download has a complete header and lacks data."""
+    path = tmp_path / "model.safetensors"
+    save_numpy(path, {"w": FLOATS})
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(BadCheckpoint, match="is truncated"):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["../secret", "/etc/passwd", "a/b", "..", "a\\b", "C:x", "a\0b", ""]
+)
+def test_an_index_reaches_nothing_outside_its_folder(tmp_path, name):
+    """An index with such a name reads files outside the model folder."""
+    (tmp_path / "secret").write_bytes(b"x")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"w": name}}))
+    with pytest.raises(BadCheckpoint, match="Do not trust"):
+        read_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    "table", ["[]", "{}", '{"weight_map": 3}', "{", '{"weight_map": {"w": 3}}']
+)
+def test_a_malformed_index_is_one_line(tmp_path, table):
+    """A truncated index gave a traceback."""
+    (tmp_path / INDEX).write_text(table)
+    with pytest.raises(BadCheckpoint):
+        read_checkpoint(tmp_path)
+
+
+def test_index_and_shards_must_agree(tmp_path):
+    """Files of two checkpoints in one folder gave a model with weights of both."""
+    save_numpy(tmp_path / "a.safetensors", {"w": FLOATS})
+    index = tmp_path / INDEX
+    index.write_text(json.dumps({"weight_map": {"v": "a.safetensors"}}))
+    with pytest.raises(BadCheckpoint, match="'v'"):
+        read_checkpoint(tmp_path)
+    save_numpy(tmp_path / "a.safetensors", {"w": FLOATS, "v": FLOATS})
+    with pytest.raises(BadCheckpoint, match="'w'"):
+        read_checkpoint(tmp_path)
+    index.write_text(json.dumps({"weight_map": {"v": "b.safetensors"}}))
+    with pytest.raises(BadCheckpoint, match=r"lacks the weight files b\.safetensors"):
+        read_checkpoint(tmp_path)
+
+
+def test_several_files_without_an_index_are_refused(tmp_path):
+    """A folder with half of a download loads a model that lacks weights."""
+    for name in ("a", "b"):
+        save_numpy(tmp_path / f"{name}.safetensors", {"w": FLOATS})
+    with pytest.raises(BadCheckpoint, match="and no model"):
+        read_checkpoint(tmp_path)
