@@ -24,7 +24,8 @@ from dflash_mlx.errors import (
 from dflash_mlx.system.blas import use_openblas
 
 if TYPE_CHECKING:
-    from dflash_mlx.engine.engine import Engine, LoadHooks, load
+    from dflash_mlx.engine.engine import Engine
+    from dflash_mlx.engine.load import LoadHooks, load
     from dflash_mlx.engine.session import Session
     from dflash_mlx.engine.stats import Stats
     from dflash_mlx.engine.stream import Chunk, Result, Stream
@@ -34,12 +35,12 @@ __version__ = "0.1.0"
 _LATE = {
     "Chunk": "engine.stream",
     "Engine": "engine.engine",
-    "LoadHooks": "engine.engine",
+    "LoadHooks": "engine.load",
     "Result": "engine.stream",
     "Session": "engine.session",
     "Stats": "engine.stats",
     "Stream": "engine.stream",
-    "load": "engine.engine",
+    "load": "engine.load",
 }
 """Names whose modules import MLX, brought on first use."""
 

@@ -112,9 +112,8 @@ class DFlashArm:
 
 def prompt_ids(engine: Engine, prompt: Prompt) -> list[int]:
     """Return the tokens that both arms read: the pair's own template around the prompt."""
-    loaded = engine.loaded
-    thinking = loaded.thinking(_greedy(1, None))
-    return loaded.tokenizer.render([{"role": "user", "content": prompt.text}], thinking)
+    thinking = engine.resolve(_greedy(1, None)).thinking
+    return engine.loaded.tokenizer.render([{"role": "user", "content": prompt.text}], thinking)
 
 
 def _greedy(n_tokens: int, block: int | None) -> GenerationConfig:

@@ -18,8 +18,8 @@ from dflash_mlx.bench.arms import AUTO, PLAIN, Answer
 from dflash_mlx.bench.forwards import Forward
 from dflash_mlx.bench.run import BenchConfig, Measured, Sample
 from dflash_mlx.engine.engine import Engine
-from dflash_mlx.engine.learning import place_of
-from dflash_mlx.engine.stats import Stats, shares
+from dflash_mlx.engine.measured_costs import cost_key
+from dflash_mlx.engine.stats import Stats, acceptance_by_position
 
 _WORTH = 1.03
 """Speed beyond plain decoding's that makes drafting worth its memory."""
@@ -100,7 +100,7 @@ def summarise(
     thermal: str | None,
 ) -> Report:
     """Return the report of a run."""
-    place = place_of(engine.loaded)
+    place = cost_key(engine.loaded)
     step_s = next((forward.verify_s for forward in bare if forward.n_rows == 1), None)
     figures = tuple(_figures(measured, {forward.n_rows: forward for forward in bare}))
     peak = max((sample.answer.peak_memory_bytes for sample in measured.samples), default=0)
@@ -250,7 +250,7 @@ def _by_position(stats: Sequence[Stats]) -> tuple[float, ...]:
         for position, count in enumerate(each.drafted_by_position):
             tried[position] += count
             hits[position] += round(each.accepted_by_position[position] * count)
-    return shares(hits, tried)
+    return acceptance_by_position(hits, tried)
 
 
 def _along(answers: Sequence[Answer], n_points: int = 24) -> tuple[tuple[int, float], ...]:

@@ -83,7 +83,7 @@ def bench(
     page = _writable(html) if html else None
     terminal = Terminal()
     with open_pair(model, draft, terminal, policy) as engine:
-        engine.race_kernels(terminal.show)  # now: not between answers that are timed
+        engine.autotune_kernels(terminal.show)  # now: not between answers that are timed
         report = _measure(engine, work, config, terminal)
         terminal.erase()
         # before the engine is closed, which may be waited for

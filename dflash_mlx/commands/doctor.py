@@ -10,7 +10,6 @@ import typer
 from dflash_mlx import __version__
 from dflash_mlx.commands.kernel_view import check_kernels
 from dflash_mlx.commands.options import blas_choice
-from dflash_mlx.config import GenerationConfig
 from dflash_mlx.errors import BadRequest, DFlashError
 from dflash_mlx.system.blas import choose_blas
 
@@ -97,7 +96,8 @@ def _check_pair(
     from dflash_mlx.doctor.combinations import check_combination
     from dflash_mlx.doctor.fit import longest, need, outline
     from dflash_mlx.doctor.outlook import check_auto
-    from dflash_mlx.engine.engine import Files
+    from dflash_mlx.engine.load import PairFiles
+    from dflash_mlx.engine.resolved_request import resolve_request
     from dflash_mlx.hub.pins import Pins
     from dflash_mlx.kernels.pair_kernels import put_kernels
     from dflash_mlx.system.settings import settings_folder
@@ -106,14 +106,14 @@ def _check_pair(
     yield from check_files(choice, target, draft)
     if target is None or (choice.draft and draft is None):
         return
-    files = Files(choice, target, draft)
+    files = PairFiles(choice, target, draft)
     try:
         loaded = outline(files)
         loaded = replace(loaded, kernels=put_kernels(loaded.pair, "auto"))
     except DFlashError as error:
         yield Finding("pair", "must", " ".join(str(error).split()))
         return
-    config = GenerationConfig()
+    request = resolve_request(loaded)
     room = loaded.pair.target.shape.context_length
     if looks.n_rows > room:
         text = f"{looks.n_rows} tokens were asked for, and this model's context holds {room}"
@@ -124,9 +124,9 @@ def _check_pair(
     facts |= {
         "target": loaded.model_name,
         "draft": loaded.draft_name,
-        "block_size": loaded.block_size(config),
+        "block_size": request.block_size,
         "sampling": loaded.sampling.described(),
-        "thinking": loaded.thinking(config),
+        "thinking": request.thinking,
         "max_context": room,
         "context_that_fits": at_most,
         "need": {**asdict(wanted), "peak_bytes": wanted.peak_bytes},

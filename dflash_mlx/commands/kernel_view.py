@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dflash_mlx.doctor.checkup import Finding
-    from dflash_mlx.engine.engine import Files
+    from dflash_mlx.engine.load import PairFiles
     from dflash_mlx.engine.loaded import LoadedPair
     from dflash_mlx.kernels.gate import Verdict
     from dflash_mlx.kernels.pair_kernels import PairKernels
 
 
 def check_kernels(
-    loaded: "LoadedPair", files: "Files", race: bool, facts: dict[str, Any]
+    loaded: "LoadedPair", files: "PairFiles", race: bool, facts: dict[str, Any]
 ) -> Iterator["Finding"]:
     """Say of each kernel and shape of a pair (an outline will do) whether it is used, and why.
 
@@ -32,11 +32,11 @@ def check_kernels(
         yield Finding(verdict.kernel, "ok", f"{verdict.shape}: {use}; {verdict.reason}")
 
 
-def _raced(files: "Files") -> "PairKernels | None":
+def _raced(files: "PairFiles") -> "PairKernels | None":
     """Load the pair and race what was never raced; None where it has no kernels."""
     from dflash_mlx.commands.terminal import Terminal
     from dflash_mlx.config import CacheConfig
-    from dflash_mlx.engine.engine import LoadHooks, assemble
+    from dflash_mlx.engine.load import LoadHooks, assemble
     from dflash_mlx.kernels.pair_kernels import put_kernels
     from dflash_mlx.loading.compute import compute_here
 

@@ -34,12 +34,12 @@ def describe(engine: "Engine", config: "GenerationConfig", options: RequestOptio
     """Return the settings in force, the first line being what was loaded."""
     loaded = engine.loaded
     draft = f" + {_short(loaded.draft_name)}" if loaded.draft_name else ", no draft"
-    sampling = config.sampling or loaded.sampling
-    block = loaded.block_size(config)
-    auto = f"block size auto, at most {block}" if loaded.adapts(config) else f"block size {block}"
+    request = engine.resolve(config)
+    sampling, block = request.sampling, request.block_size
+    auto = f"block size auto, at most {block}" if request.adaptive else f"block size {block}"
     facts = [auto if block > 1 else "plain decoding", sampling.described()]
-    if (thinking := loaded.thinking(config)) is not None:
-        facts.append(f"thinking {'on' if thinking else 'off'}")
+    if request.thinking is not None:
+        facts.append(f"thinking {'on' if request.thinking else 'off'}")
     if loaded.compute.device == "cpu":
         facts.append(f"CPU ({loaded.blas})")
     if loaded.kernels is not None:

@@ -150,7 +150,7 @@ class Talk:
         engine = open_pair(model, draft, self._terminal, policy)
         try:
             config = self._options.generation(engine.loaded.sampling)
-            engine.loaded.check("a first line", config)
+            engine.resolve(config)
             for line in describe(engine, config, self._options):
                 self._terminal.say(line, dim=True)
             return _Pair(engine, engine.session(self._system), config)

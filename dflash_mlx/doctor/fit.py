@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from dflash_mlx.config import CacheConfig
 from dflash_mlx.decode.prefill import read_chunk
-from dflash_mlx.engine.engine import Files, LoadHooks, assemble
+from dflash_mlx.engine.load import LoadHooks, PairFiles, assemble
 from dflash_mlx.engine.loaded import LoadedPair
 from dflash_mlx.loading.compute import compute_here, weight_bytes
 from dflash_mlx.models.draft.dflash import BoundDraft
@@ -46,7 +46,7 @@ class Need:
         return round(self.held_bytes * (1 + WORKING_SHARE))
 
 
-def outline(files: Files, cache: CacheConfig | None = None) -> LoadedPair:
+def outline(files: PairFiles, cache: CacheConfig | None = None) -> LoadedPair:
     """Return the pair in `files` with every shape and no values; its arrays are not to be read.
 
     Raises:

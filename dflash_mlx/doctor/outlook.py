@@ -8,8 +8,8 @@ from dflash_mlx.controller.adaptive import AdaptiveBlock
 from dflash_mlx.controller.cost_store import CostStore
 from dflash_mlx.controller.tuning import Tuning
 from dflash_mlx.doctor.checkup import Finding
-from dflash_mlx.engine.learning import default_store, place_of
 from dflash_mlx.engine.loaded import LoadedPair
+from dflash_mlx.engine.measured_costs import cost_key, default_cost_store
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -24,7 +24,7 @@ def check_auto(
     draft = loaded.pair.draft
     if draft is None:
         return
-    learned, word = (store or default_store()).load(place_of(loaded))
+    learned, word = (store or default_cost_store()).load(cost_key(loaded))
     if learned is None:
         why = f"{word}; " if word else ""
         yield Finding("auto", "ok", f"{why}costs are measured when the pair is loaded")

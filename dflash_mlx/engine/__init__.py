@@ -1,12 +1,14 @@
-"""A loaded pair and its worker thread: sessions, requests, streams and statistics.
+"""Answers requests with a loaded pair: sessions, streams, statistics, and the worker thread.
 
 It must not know the command line or the applications.
 """
 
 __all__ = [
     "engine",
-    "learning",
+    "load",
     "loaded",
+    "measured_costs",
+    "resolved_request",
     "session",
     "stats",
     "stream",

@@ -1,66 +1,81 @@
-"""Committed tokens into text that may be shown: whole characters, stop strings never in part.
+"""Committed tokens to text: whole characters only, and no part of a stop string.
 
-Invariant: what was given out is a prefix of the answer's text, whatever the grouping of tokens
-into rounds, and no part of a stop string is in it.
+Invariant: the text that was given out is a prefix of the answer's text, however tokens are
+grouped into rounds. It must not know thoughts, tool calls or conversations.
 """
 
 from collections.abc import Callable, Collection, Sequence
 
 from dflash_mlx.decode.loop import StopDecision
-from dflash_mlx.engine.marks import unfinished
 
-_INCOMPLETE = "\ufffd"
+_REPLACEMENT = "\ufffd"
+"""What a tokenizer decodes bytes to that are not a whole character."""
 
-_LONGEST = 4
-"""Bytes of the longest character, and so the most tokens that one is made of."""
+_MAX_CHARACTER_TOKENS = 4
+"""Longest UTF-8 character in bytes, and so the most tokens that one character can take."""
 
-_MOST_HELD = 16
-"""Tokens held back at most: all but the last few of these will never be a character."""
+_MAX_HELD_TOKENS = 16
+"""Tokens held back at most. After so many, all but the last few are not part of any character:
+four times the longest character leaves room for tokens that decode to nothing."""
+
+
+def partial_match(text: str, marks: Sequence[str]) -> int:
+    """Return the length of the longest end of `text` that one of `marks` starts with."""
+    longest = max((len(mark) for mark in marks), default=1) - 1
+    for length in range(min(longest, len(text)), 0, -1):
+        if any(mark.startswith(text[-length:]) for mark in marks):
+            return length
+    return 0
 
 
 class Detokenizer:
-    """Decodes tokens one at a time, holding back bytes that do not make a character yet.
+    """Decodes tokens one at a time and holds back the bytes of unfinished characters.
 
-    A token's text can depend on the one before it, so a short window is decoded with and without
-    the new token and the difference is the text.
+    The text of a token can depend on the one before it, so a short window is decoded with and
+    without the new token; the difference is the new text.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
         self._window: list[int] = []
-        self._shown = 0  # tokens of the window whose text was given out
+        self._n_emitted = 0  # tokens of the window whose text was returned
 
     def push(self, token: int) -> str:
-        """Return the text that `token` completes."""
+        """Return the text that becomes complete with `token`."""
         self._window.append(token)
-        before = self._decode(self._window[: self._shown])
+        before = self._decode(self._window[: self._n_emitted])
         text = self._decode(self._window)
-        full = len(self._window) - self._shown >= _MOST_HELD
+        full = len(self._window) - self._n_emitted >= _MAX_HELD_TOKENS
         if len(text) <= len(before):
             if full:
-                del self._window[self._shown :]
+                del self._window[self._n_emitted :]
             return ""
         n_open = 0
-        if text.endswith(_INCOMPLETE):
+        if text.endswith(_REPLACEMENT):
             if not full:
                 return ""
-            n_open = _LONGEST - 1
+            n_open = _MAX_CHARACTER_TOKENS - 1
             text = self._decode(self._window[:-n_open])
-        self._window = self._window[self._shown :]
-        self._shown = len(self._window) - n_open
+        self._window = self._window[self._n_emitted :]
+        self._n_emitted = len(self._window) - n_open
         return text[len(before) :]
 
     def rest(self) -> str:
-        """Return what is held back, without the bytes of an unfinished character."""
-        before = self._decode(self._window[: self._shown])
-        return self._decode(self._window)[len(before) :].rstrip(_INCOMPLETE)
+        """Return the text held back, without the bytes of an unfinished character."""
+        before = self._decode(self._window[: self._n_emitted])
+        return self._decode(self._window)[len(before) :].rstrip(_REPLACEMENT)
 
 
 class AnswerText:
-    """The text of one answer, and where it ends.
+    """The text of one answer, and where it ends. `cut` is the decode loop's stop condition.
 
-    `cut` is the decode loop's ending. `tokens` are the ids behind the text: the end token is not
-    among them, nor are tokens that lie wholly inside a stop string.
+    `tokens` are the ids of the text, without the end token and without tokens that lie entirely
+    inside a stop string.
+
+    Args:
+        decode: returns the text of token ids.
+        eos_token_ids: tokens that end the answer.
+        stops: texts that end the answer.
     """
 
     def __init__(
@@ -74,13 +89,13 @@ class AnswerText:
         self._detokenizer = Detokenizer(decode)
         self._eos_token_ids = eos_token_ids
         self._stops = tuple(stops)
-        self._held = ""  # text that may turn out to begin a stop string
+        self._held = ""  # text that could be the start of a stop string
         self._ready = ""
         self._n_decoded = 0
-        self._starts: list[int] = []  # where in the text each token begins
+        self._starts: list[int] = []  # position in the text where each token starts
 
     def cut(self, tokens: Sequence[int]) -> StopDecision:
-        """Take tokens in order; say how many belong to the answer and whether it ends."""
+        """Add tokens; return how many of them belong to the answer and whether it ends."""
         for count, token in enumerate(tokens, 1):
             if token in self._eos_token_ids:
                 self.ended = True
@@ -91,13 +106,13 @@ class AnswerText:
         return StopDecision(len(tokens), False)
 
     def take(self) -> str:
-        """Return the text that became ready since the last call."""
+        """Return the text that became complete since the last call."""
         ready, self._ready = self._ready, ""
         return ready
 
     def finish(self) -> str:
-        """Return the last of the text, once no more tokens come."""
-        self._read(self._detokenizer.rest())
+        """Return the remaining text, after the last token."""
+        self._append(self._detokenizer.rest())
         if not self._cut_at_stop():
             self._ready += self._held
             self._held = ""
@@ -106,18 +121,18 @@ class AnswerText:
     def _push(self, token: int) -> None:
         self.tokens.append(token)
         self._starts.append(self._n_decoded)
-        self._read(self._detokenizer.push(token))
+        self._append(self._detokenizer.push(token))
         if not self._cut_at_stop():
-            safe = len(self._held) - unfinished(self._held, self._stops)
+            safe = len(self._held) - partial_match(self._held, self._stops)
             self._ready += self._held[:safe]
             self._held = self._held[safe:]
 
-    def _read(self, text: str) -> None:
+    def _append(self, text: str) -> None:
         self._held += text
         self._n_decoded += len(text)
 
     def _cut_at_stop(self) -> bool:
-        """End the answer before the first stop string in the held text, if there is one."""
+        """End the answer before the first stop string in the held text; return if there was one."""
         found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if not found:
             return False

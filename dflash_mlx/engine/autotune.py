@@ -1,39 +1,55 @@
-"""Races held between requests, once the first answer is out.
+"""Autotuning of a pair's Metal kernels on its worker thread, on demand or between requests.
 
-A race is a job of its own, so a request that comes meanwhile waits for one race at most, a
-second or so, and an engine that is closed holds no more of them.
+It must not know how a kernel is measured; `kernels` does.
 """
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 
 import mlx.core as mx
 
-from dflash_mlx.engine.learning import measured_again
 from dflash_mlx.engine.loaded import LoadedPair
+from dflash_mlx.engine.measured_costs import remeasure_costs
 from dflash_mlx.engine.worker import Worker
 from dflash_mlx.errors import DFlashError
 
 _LOG = logging.getLogger("dflash_mlx")
 
 
-def race_between(loaded: LoadedPair, worker: Worker) -> None:
-    """Queue the next race of a pair on its thread, if one should be held."""
+def autotune_between_requests(loaded: LoadedPair, worker: Worker) -> None:
+    """Queue the pair's next autotuning task on its worker thread, if one is due.
+
+    Each task is a job of its own: a request that arrives meanwhile waits for at most one task,
+    about a second, and closing the engine drops the remaining ones.
+    """
     kernels = loaded.kernels
     if kernels is None or not kernels.waiting:
         return
 
-    def race() -> None:
+    def run_task() -> None:
         if not kernels.waiting:
             return
-        another_waits = kernels.race_next()
+        more_tasks = kernels.race_next()
         mx.clear_cache()
-        if another_waits:
-            race_between(loaded, worker)
+        if more_tasks:
+            autotune_between_requests(loaded, worker)
             return
         if kernels.fault:
             _LOG.warning(kernels.fault)
-        measured_again(loaded)
+        remeasure_costs(loaded)
 
-    with suppress(DFlashError):  # closed meanwhile
-        worker.submit(race)
+    with suppress(DFlashError):  # the engine was closed in the meantime
+        worker.submit(run_task)
+
+
+def autotune_now(loaded: LoadedPair, on_step: Callable[[str], None]) -> None:
+    """Run the pair's autotuning tasks, for at most 20 s; `on_step` receives one line for each.
+
+    Call it on the worker thread.
+    """
+    if loaded.kernels is None:
+        return
+    loaded.kernels.race(on_step)
+    mx.clear_cache()
+    remeasure_costs(loaded)

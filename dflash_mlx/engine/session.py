@@ -1,7 +1,7 @@
-"""A conversation: rows of both models kept from turn to turn, one answer at a time.
+"""A conversation: the KV caches of both models kept from turn to turn, one answer at a time.
 
-Rows are matched by token ids, never by text: a turn reuses the longest common prefix of what
-the caches hold and what the template renders now, and prefills the rest.
+Cached rows are matched by token ids, never by text: a turn reuses the longest common prefix of
+the cached tokens and the rendered prompt, and prefills the rest.
 """
 
 import threading
@@ -10,10 +10,11 @@ from itertools import takewhile
 
 from dflash_mlx.cache import PairCache
 from dflash_mlx.config import GenerationConfig
-from dflash_mlx.engine.autotune import race_between
-from dflash_mlx.engine.feed import Feed
+from dflash_mlx.engine.autotune import autotune_between_requests
+from dflash_mlx.engine.closable_queue import ClosableQueue
+from dflash_mlx.engine.generation import Generation
 from dflash_mlx.engine.loaded import LoadedPair, Prompt
-from dflash_mlx.engine.request import Request
+from dflash_mlx.engine.resolved_request import ResolvedRequest, check_prompt, resolve_request
 from dflash_mlx.engine.stream import Chunk, Result, Stream
 from dflash_mlx.engine.worker import Worker
 from dflash_mlx.errors import BadRequest
@@ -22,31 +23,37 @@ from dflash_mlx.system.memory import wired
 
 
 class Session:
-    """One conversation with an engine. Safe to use from several threads; turns queue up.
+    """One conversation with an engine. Threads may share it; their turns run one after another.
 
-    `messages` is the conversation so far. `system` is put in front of the first turn.
+    `messages` holds the conversation so far. `system` is put in front of the first turn.
     """
 
     def __init__(self, loaded: LoadedPair, worker: Worker, system: str | None = None) -> None:
         self.system = system
         self.messages: list[Message] = []
-        self._rows: tuple[int, ...] = ()  # the token of every committed row
+        self._cached_ids: tuple[int, ...] = ()
         self._loaded = loaded
         self._worker = worker
-        self._cache: PairCache | None = None  # made where the models live, with the first turn
+        self._cache: PairCache | None = None  # made by the first turn, on the worker thread
 
     def stream(self, prompt: Prompt, config: GenerationConfig | None = None) -> Stream:
-        """Answer `prompt`, chunk by chunk; the turn joins `messages` when it is done.
+        """Answer `prompt` and return the stream of chunks.
+
+        The turn is added to `messages` when it is done.
+
+        Args:
+            prompt: the next user turn as text, or a whole conversation as messages.
+            config: options of the request; None takes the defaults.
 
         Raises:
-            BadRequest: an option that this pair cannot honour; what only the tokens show (a
-                prompt that is too long, say) is raised by the stream.
+            BadRequest: an option that this pair does not support. A prompt that is too long, or
+                that the chat template refuses, raises it when the stream is read.
         """
-        config = config or GenerationConfig()
-        self._loaded.check(prompt, config)
+        request = resolve_request(self._loaded, config)
+        check_prompt(prompt)
 
-        def start(feed: Feed[Chunk], cancelled: threading.Event) -> None:
-            self._worker.submit(lambda: self._serve(prompt, config, feed, cancelled), cancelled)
+        def start(chunks: ClosableQueue[Chunk], cancelled: threading.Event) -> None:
+            self._worker.submit(lambda: self._serve(prompt, request, chunks, cancelled), cancelled)
 
         return Stream(start)
 
@@ -55,43 +62,43 @@ class Session:
         return self.stream(prompt, config).result()
 
     def reset(self) -> None:
-        """Forget the conversation and free its rows."""
+        """Clear the conversation and free its KV caches."""
 
-        def forget() -> None:
-            self.messages, self._rows, self._cache = [], (), None
+        def clear() -> None:
+            self.messages, self._cached_ids, self._cache = [], (), None
 
-        self._worker.run(forget)
+        self._worker.run(clear)
 
     def _serve(
         self,
         prompt: Prompt,
-        config: GenerationConfig,
-        feed: Feed[Chunk],
+        request: ResolvedRequest,
+        chunks: ClosableQueue[Chunk],
         cancelled: threading.Event,
     ) -> None:
-        """Serve one turn on the worker thread; every error goes to the consumer."""
+        """Serve one turn on the worker thread; every error goes to the reader of `chunks`."""
         try:
             messages = self._conversation(prompt)
-            ids = self._ids(prompt, messages, config)
-            request = Request(self._loaded, ids, config, feed, cancelled)
+            ids = self._ids(prompt, messages, request)
+            generation = Generation(self._loaded, request, ids, chunks, cancelled)
             cache = self._cache or self._loaded.pair.make_cache(self._loaded.cache_config.max_bytes)
             self._cache = cache
-            cached = cache.trim_to(_common(self._rows, ids[:-1]))
+            cached = cache.trim_to(_common_length(self._cached_ids, ids[:-1]))
             try:
                 with wired():
-                    result = request.run(cache, cached, self._stable(ids, messages, config))
+                    result = generation.run(cache, cached, self._stable(ids, messages, request))
             finally:
-                self._rows = request.history[: cache.length]
-            if config.chat_template and (result.text or result.finish_reason != "cancelled"):
+                self._cached_ids = generation.history[: cache.length]
+            if request.chat_template and (result.text or result.finish_reason != "cancelled"):
                 self.messages = [*messages, {"role": "assistant", "content": result.text}]
-            feed.put(Chunk(result=result))
-            feed.end()
-            race_between(self._loaded, self._worker)
+            chunks.put(Chunk(result=result))
+            chunks.end()
+            autotune_between_requests(self._loaded, self._worker)
         except BaseException as error:  # noqa: BLE001  raised again where the chunks are read
-            feed.end(error)
+            chunks.end(error)
 
     def _conversation(self, prompt: Prompt) -> list[Message]:
-        """Return the messages that `prompt` leads to, the system message in front."""
+        """Return the messages up to and with `prompt`, the system message first."""
         if not isinstance(prompt, str):
             if self.system:
                 raise BadRequest(
@@ -105,10 +112,10 @@ class Session:
         return [*before, {"role": "user", "content": prompt}]
 
     def _ids(
-        self, prompt: Prompt, messages: Sequence[Message], config: GenerationConfig
+        self, prompt: Prompt, messages: Sequence[Message], request: ResolvedRequest
     ) -> list[int]:
-        if config.chat_template:
-            return self._loaded.tokenizer.render(messages, self._loaded.thinking(config))
+        if request.chat_template:
+            return self._loaded.tokenizer.render(messages, request.thinking)
         if self.system:
             raise BadRequest("a system message needs the chat template; leave one of them out")
         if isinstance(prompt, str):
@@ -116,25 +123,25 @@ class Session:
         raise BadRequest("messages need the chat template; give plain text without it")
 
     def _stable(
-        self, ids: Sequence[int], messages: Sequence[Message], config: GenerationConfig
+        self, ids: Sequence[int], messages: Sequence[Message], request: ResolvedRequest
     ) -> int:
-        """Return how many tokens of a prompt the next one will begin with.
+        """Return how many tokens of this prompt the next prompt starts with.
 
-        A template may open the answer otherwise than it writes a finished one, with an empty
-        thought for instance.
+        A template may open an answer differently from how it writes a finished one, for example
+        with an empty thought.
         """
         end = len(ids) - 1
-        if not config.chat_template:
+        if not request.chat_template:
             return end
         answered = [*messages, {"role": "assistant", "content": "."}]
         try:
-            later = self._loaded.tokenizer.render(answered, self._loaded.thinking(config))
+            later = self._loaded.tokenizer.render(answered, request.thinking)
         except BadRequest:
             return end
-        return _common(ids[:end], later)
+        return _common_length(ids[:end], later)
 
 
-def _common(first: Sequence[int], second: Sequence[int]) -> int:
+def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
     """Return the length of the longest common prefix."""
     return sum(
         1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))

@@ -1,7 +1,7 @@
-"""Counters over rounds, and the one definition of each.
+"""Counters over the rounds of a request, and the definition of each figure.
 
-acceptance = accepted / drafted draft tokens; tokens_per_round = committed tokens / rounds. Both
-are printed with their names, since other conventions are in use that read alike.
+acceptance = accepted / drafted draft tokens; tokens_per_round = committed tokens / rounds. Other
+definitions under the same names are in use elsewhere. It must not know requests or text.
 """
 
 from collections import Counter
@@ -13,16 +13,33 @@ from dflash_mlx.decode.round import Round
 
 @dataclass(frozen=True)
 class Stats:
-    """What one request did. Times are in seconds, rates in tokens per second.
+    """Figures of one request. Times are in seconds, rates in tokens per second.
 
-    `accepted_lengths[n]` counts the rounds in which n draft tokens were accepted;
-    `accepted_by_position[i]` is the share of rounds in which draft token i was accepted, of the
-    `drafted_by_position[i]` rounds that drafted it, those left out in which the answer ended
-    before it. `draft_s` is the draft's part of `decode_s`, in the proportion seen in the rounds
-    that timed it apart, and `verify_s` the rest, plain steps included; None where no round did.
-    `disabled_at` is the token at which drafting stopped for the last time, None if it went on to
-    the end. `host_reads` counts how often decoding waited for the device.
-    `peak_memory_bytes` is the most that MLX held since a model was last loaded.
+    Args:
+        rounds: rounds of decoding, plain steps included.
+        drafted: draft tokens proposed.
+        accepted: draft tokens accepted.
+        acceptance: accepted / drafted; None if nothing was drafted.
+        tokens_per_round: committed tokens / rounds; None without rounds.
+        accepted_lengths: number of rounds by number of accepted draft tokens.
+        accepted_by_position: share of rounds that accepted draft token i, of the rounds that
+            drafted it and in which the answer did not end before it.
+        drafted_by_position: number of those rounds.
+        prefill_s: time to read the prompt tokens that were not cached.
+        decode_s: time to decode.
+        prefill_tps: prompt tokens read per second.
+        decode_tps: committed tokens per second of decoding.
+        draft_s: the draft's share of `decode_s`, extrapolated from the rounds that timed the
+            draft; None if no round did.
+        verify_s: `decode_s` without `draft_s`.
+        host_reads: how often decoding waited for the device.
+        block_size: largest number of tokens verified per round.
+        path: "dflash", or "plain" if the block size is 1.
+        disabled_at: answer token at which drafting was disabled for the last time; None if it
+            was enabled at the end.
+        reason: why drafting was disabled.
+        peak_memory_bytes: MLX's peak memory since a model was last loaded.
+        blas: the BLAS library in use.
     """
 
     rounds: int
@@ -49,8 +66,8 @@ class Stats:
 
 
 @dataclass
-class Meter:
-    """Collects the rounds of one request."""
+class RoundCounters:
+    """Counts the rounds of one request."""
 
     rounds: int = 0
     committed: int = 0
@@ -65,7 +82,7 @@ class Meter:
     tried: Counter[int] = field(default_factory=Counter)
     hits: Counter[int] = field(default_factory=Counter)
     disabled_at: int | None = None
-    reason: str | None = None
+    disabled_reason: str | None = None
 
     def add(self, done: Round) -> None:
         """Count one round."""
@@ -84,33 +101,33 @@ class Meter:
             self.tried.update(range(done.judged))
             self.hits.update(range(done.accepted))
 
-    def park(self, reason: str | None, n_tokens: int) -> None:
-        """Note whether drafting is stopped behind `n_tokens` tokens, and why."""
+    def set_disabled(self, reason: str | None, n_tokens: int) -> None:
+        """Record why drafting is disabled after `n_tokens` answer tokens; None if it is not."""
         if reason is None:
             self.disabled_at = None
         elif self.disabled_at is None:
             self.disabled_at = n_tokens
-        self.reason = reason
+        self.disabled_reason = reason
 
     @property
     def draft_s(self) -> float | None:
-        """Seconds spent drafting, reckoned from the rounds that timed it; None where none did."""
+        """Seconds spent drafting, extrapolated from the rounds that timed it; None if none did."""
         return self.drafted_s * self.timed_draft_s / self.timed_s if self.timed_s else None
 
-    def by_position(self) -> tuple[float, ...]:
-        """Share of rounds that accepted draft token i, of those that drafted it."""
-        return shares(self.hits, self.tried)
+    def accepted_by_position(self) -> tuple[float, ...]:
+        """Return the share of rounds that accepted draft token i, of those that drafted it."""
+        return acceptance_by_position(self.hits, self.tried)
 
-    def tried_by_position(self) -> tuple[int, ...]:
-        """Rounds that drafted token i."""
+    def drafted_by_position(self) -> tuple[int, ...]:
+        """Return the number of rounds that drafted token i."""
         return tuple(self.tried[i] for i in sorted(self.tried))
 
 
-def shares(hits: Counter[int], tried: Counter[int]) -> tuple[float, ...]:
-    """Return by position what part of the rounds that drafted a token accepted it."""
+def acceptance_by_position(hits: Counter[int], tried: Counter[int]) -> tuple[float, ...]:
+    """Return, by position, the share of the rounds that drafted a token which accepted it."""
     return tuple(hits[i] / tried[i] for i in sorted(tried))
 
 
 def rate(amount: int, seconds: float) -> float | None:
-    """Return `amount` per second, None where nothing was timed."""
+    """Return `amount` per second; None if nothing was timed."""
     return amount / seconds if amount and seconds > 0 else None

@@ -1,4 +1,7 @@
-"""What a request gives back: chunks while it runs, a result when it is done."""
+"""The answer to a request: chunks while it is generated, then a result.
+
+It must not know how an answer is generated.
+"""
 
 import asyncio
 import threading
@@ -7,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from dflash_mlx.engine.feed import Feed
+from dflash_mlx.engine.closable_queue import ClosableQueue
 from dflash_mlx.engine.stats import Stats
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -17,8 +20,18 @@ FinishReason = Literal["stop", "length", "cancelled"]
 class Result:
     """A finished answer.
 
-    `tokens` are the ids behind `text`, without the end token. `finish_reason` is "stop" for an
-    end token or a stop string, "length" for the limit or a full context.
+    Args:
+        text: the answer, thoughts and their marks included.
+        tokens: the ids of `text`, without the end token.
+        finish_reason: "stop" for an end token or a stop string, "length" for the token limit or
+            a full context, "cancelled" if the request was cancelled.
+        prompt_tokens: tokens of the prompt.
+        cached_tokens: prompt tokens that were in the KV caches already.
+        generated_tokens: number of `tokens`.
+        model: name of the target.
+        draft: name of the draft; None without one.
+        seed: seed of the random numbers; None for greedy decoding.
+        stats: figures of the request.
     """
 
     text: str
@@ -33,17 +46,21 @@ class Result:
     stats: Stats
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, ready for JSON."""
+        """Return the fields as plain values that JSON can hold."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of an answer in progress.
+    """A piece of an answer, or a progress report of the request.
 
-    `text` is new text, all of it thought or none (`thinking`), `tokens` the ids committed in the
-    round that gave it. `progress` counts prompt rows read, `notice` is a word to the user. The
-    last chunk carries the `result`.
+    Args:
+        text: new text of the answer.
+        tokens: ids committed by the round that completed `text`.
+        thinking: whether `text` is thought.
+        progress: prompt tokens read so far, and prompt tokens to read.
+        notice: a line for the user.
+        result: the finished answer; in the last chunk only.
     """
 
     text: str = ""
@@ -55,50 +72,50 @@ class Chunk:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why the answer ended; None while it has not."""
+        """Why the answer ended; None before the last chunk."""
         return self.result.finish_reason if self.result else None
 
 
 class Stream:
-    """The chunks of one request, for `for` and `async for`, from any thread.
+    """The chunks of one request, for `for` and `async for`, on any thread.
 
-    Leaving the loop early, letting go of the stream, `close()` and `cancel()` all stop the
-    request within a round.
+    The request stops within one round when the loop is left early, when the stream is deleted,
+    and after `close()` or `cancel()`.
     """
 
-    def __init__(self, start: Callable[[Feed[Chunk], threading.Event], None]) -> None:
+    def __init__(self, start: Callable[[ClosableQueue[Chunk], threading.Event], None]) -> None:
         self._cancelled = threading.Event()
-        self._feed: Feed[Chunk] = Feed()
+        self._queue: ClosableQueue[Chunk] = ClosableQueue()
         self._result: Result | None = None
-        self._chunks = iter(self._feed)
+        self._chunks = iter(self._queue)
         weakref.finalize(self, self._cancelled.set)
-        start(self._feed, self._cancelled)
+        start(self._queue, self._cancelled)
 
     def __iter__(self) -> "Stream":
-        return self  # and no generator, which would outlive a loop that was left
+        return self  # a generator would keep the request running after the loop was left
 
     def __next__(self) -> Chunk:
-        return self._seen(next(self._chunks))
+        return self._remember(next(self._chunks))
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
-        loop, news = asyncio.get_running_loop(), asyncio.Event()
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
-        def tell() -> None:
+        def notify() -> None:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(news.set)
+                loop.call_soon_threadsafe(changed.set)
 
-        self._feed.watch(tell)
+        self._queue.watch(notify)
         try:
-            while not self._feed.over:
-                await news.wait()
-                news.clear()
-                for chunk in self._feed.ready():
-                    yield self._seen(chunk)
+            while not self._queue.over:
+                await changed.wait()
+                changed.clear()
+                for chunk in self._queue.ready():
+                    yield self._remember(chunk)
         finally:
             self.cancel()
 
     def cancel(self) -> None:
-        """Stop the request at the end of its round; what is committed stays."""
+        """Stop the request at the end of its round; committed tokens are kept."""
         self._cancelled.set()
 
     close = cancel
@@ -107,13 +124,13 @@ class Stream:
         """Wait for the end of the answer and return it.
 
         Raises:
-            BaseException: whatever the request failed with.
+            BaseException: the error that ended the request.
         """
-        for chunk in self._feed:
-            self._seen(chunk)
-        assert self._result is not None, "a feed without an error ends with a result"
+        for chunk in self._queue:
+            self._remember(chunk)
+        assert self._result is not None, "a stream without an error ends with a result"
         return self._result
 
-    def _seen(self, chunk: Chunk) -> Chunk:
+    def _remember(self, chunk: Chunk) -> Chunk:
         self._result = chunk.result or self._result
         return chunk

@@ -1,10 +1,18 @@
-"""Which part of an answer's text is thought: an incremental splitter at a model's marks."""
+"""Separates thoughts from the answer in a stream of text.
 
-from dflash_mlx.engine.marks import unfinished
+It must not know tokens or templates.
+"""
+
+from dflash_mlx.engine.answer_text import partial_match
 
 
 class ThinkingSplitter:
-    """Cuts text at the marks that open and close a thought; loses and adds no character."""
+    """Cuts text at the marks that open and close a thought; no character is lost or added.
+
+    Args:
+        marks: the opening and the closing mark; None if the model has none.
+        inside: whether the text starts inside a thought.
+    """
 
     def __init__(self, marks: tuple[str, str] | None, inside: bool = False) -> None:
         self._marks = marks
@@ -12,7 +20,7 @@ class ThinkingSplitter:
         self._held = ""
 
     def feed(self, text: str) -> list[tuple[str, bool]]:
-        """Return pieces of text with whether each is thought; marks belong to the thought."""
+        """Return pieces of text, each with whether it is thought. Marks belong to the thought."""
         if self._marks is None:
             return [(text, False)] if text else []
         text, self._held = self._held + text, ""
@@ -21,7 +29,7 @@ class ThinkingSplitter:
             mark = self._marks[1] if self.inside else self._marks[0]
             at = text.find(mark)
             if at < 0:
-                self._held = text[len(text) - unfinished(text, (mark,)) :]
+                self._held = text[len(text) - partial_match(text, (mark,)) :]
                 pieces.append((text[: len(text) - len(self._held)], self.inside))
                 break
             end = at + len(mark) if self.inside else at
@@ -34,6 +42,6 @@ class ThinkingSplitter:
         return [piece for piece in pieces if piece[0]]
 
     def finish(self) -> list[tuple[str, bool]]:
-        """Return what was held back as a possible mark."""
+        """Return the text that was held back because it could have become a mark."""
         held, self._held = self._held, ""
         return [(held, self.inside)] if held else []

@@ -1,8 +1,7 @@
-"""One thread that owns all MLX work of a pair.
+"""One thread that runs all MLX work of a pair, one job at a time, in order of arrival.
 
-MLX arrays belong to the stream of the thread that made them, so loading, decoding, user
-processors and random keys all happen here, whatever threads callers use. Jobs run one at a time
-in the order they came.
+MLX arrays belong to the stream of the thread that made them, so loading, decoding, logits
+processors and random keys run here, whatever threads callers use. It must not know the jobs.
 """
 
 import atexit
@@ -20,7 +19,7 @@ T = TypeVar("T")
 
 
 class Worker:
-    """A thread with a queue of jobs. It ends with the process, or with `close`."""
+    """A thread with a queue of jobs. It runs until `close`, or until the process ends."""
 
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -29,17 +28,21 @@ class Worker:
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
-        # a thread that still holds MLX streams when the process ends aborts it
+        # a thread that holds MLX streams when the process ends would abort the process
         atexit.register(self.close)
 
     def run(self, job: Callable[[], T]) -> T:
-        """Run `job` on the thread and return its result, or raise what it raised."""
+        """Run `job` on the thread; return its result or raise its error."""
         if threading.current_thread() is self._thread:
             return job()
         return self.submit(job).result()
 
     def submit(self, job: Callable[[], T], cancel: threading.Event | None = None) -> "Future[T]":
-        """Queue `job`; the future holds its result. `close` sets `cancel` while it is under way.
+        """Queue `job` and return the future of its result.
+
+        Args:
+            job: what to run.
+            cancel: event that `close` sets while the job waits or runs.
 
         Raises:
             DFlashError: the worker is closed.
@@ -50,7 +53,7 @@ class Worker:
         def run() -> None:
             try:
                 future.set_result(job())
-            except BaseException as error:  # noqa: BLE001  carried to the caller, whole
+            except BaseException as error:  # noqa: BLE001  the future carries it to the caller
                 future.set_exception(error)
             finally:
                 with self._lock:
@@ -64,7 +67,7 @@ class Worker:
         return future
 
     def close(self) -> None:
-        """Cancel what runs and what waits, then end the thread and let go of its memory."""
+        """Cancel running and waiting jobs, then end the thread and free its memory."""
         with self._lock:
             if not self._closed:
                 self._closed = True

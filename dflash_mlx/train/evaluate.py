@@ -19,7 +19,7 @@ from dflash_mlx.decode.accept import AcceptRule, match_rule
 from dflash_mlx.decode.loop import DecodeConfig, StopDecision, decode
 from dflash_mlx.decode.policy import FixedBlock
 from dflash_mlx.decode.prefill import prefill
-from dflash_mlx.engine.stats import Meter, shares
+from dflash_mlx.engine.stats import RoundCounters, acceptance_by_position
 from dflash_mlx.loading.tokenizer import Tokenizer
 from dflash_mlx.models.pair import Pair
 from dflash_mlx.train.anchors import Blocks, draw_blocks
@@ -86,11 +86,11 @@ def sequentially(
     keep_on: Callable[[], bool] = lambda: True,
 ) -> Sequential | None:
     """Return what decoding `n_tokens` behind each prompt took; None when `keep_on` stopped it."""
-    meters: dict[str, Meter] = {}
+    meters: dict[str, RoundCounters] = {}
     for prompt in prompts:
         if not keep_on():
             return None
-        meter = meters.setdefault(prompt.kind, Meter())
+        meter = meters.setdefault(prompt.kind, RoundCounters())
         _decode(
             pair,
             prompt.ids,
@@ -108,12 +108,12 @@ def sequentially(
         rounds=rounds,
         tokens_per_round=tokens / max(1, rounds),
         by_kind={kind: m.committed / max(1, m.rounds) for kind, m in meters.items()},
-        accepted_by_position=shares(hits, tried),
+        accepted_by_position=acceptance_by_position(hits, tried),
         accepted_lengths=dict(sorted(lengths.items())),
     )
 
 
-def _decode(pair: Pair, prompt: Sequence[int], plan: DecodeConfig, meter: Meter) -> None:
+def _decode(pair: Pair, prompt: Sequence[int], plan: DecodeConfig, meter: RoundCounters) -> None:
     cache = pair.make_cache()
     state = prefill(pair, cache, prompt, _PREFILL_ROWS, lambda done, total: True)
     assert state is not None

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.utils import get_total_parameters
 
-from dflash_mlx.engine.engine import Files, LoadHooks, bring
+from dflash_mlx.engine.load import LoadHooks, PairFiles, fetch_files
 from dflash_mlx.errors import BadRequest, OutOfMemoryBudget
 from dflash_mlx.hub.resolve import Resolved
 from dflash_mlx.loading.compute import Compute, compute_here, weight_bytes
@@ -45,7 +45,7 @@ class Opened:
     compute: Compute
     dtype: mx.Dtype
     thinking: bool | None
-    files: Files
+    files: PairFiles
 
     @property
     def target_bytes(self) -> int:
@@ -61,7 +61,7 @@ def open_target(config: TrainConfig, machine: Machine, hooks: LoadHooks) -> Open
         OutOfMemoryBudget: it does not fit into this machine.
         BadRequest: it has no thinking mode and one is asked for.
     """
-    files = bring(choose(config.target, config.init or "none"), hooks)
+    files = fetch_files(choose(config.target, config.init or "none"), hooks)
     path, compute = files.target.path, compute_here()
     _check_room(load_target(path, replace(compute, outline=True)), config.target, machine)
     hooks.on_step(f"loading {files.choice.target}")
@@ -78,7 +78,7 @@ def open_target(config: TrainConfig, machine: Machine, hooks: LoadHooks) -> Open
     )
 
 
-def _name(asked: str, files: Files) -> str:
+def _name(asked: str, files: PairFiles) -> str:
     """Return what a card may call the target: a hub id or a nickname, and never a place."""
     if files.target.source == "path":
         return files.target.path.resolve().name

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dflash_mlx.engine.engine import LoadHooks
+from dflash_mlx.engine.load import LoadHooks
 from dflash_mlx.system.machine import Machine
 from dflash_mlx.train.data import Data, find_data, make_writer
 from dflash_mlx.train.evaluate import Prompt, held_out_prompts

@@ -2,7 +2,8 @@
 
 import pytest
 
-from dflash_mlx.engine.engine import Engine, LoadHooks
+from dflash_mlx.engine.engine import Engine
+from dflash_mlx.engine.load import LoadHooks
 from tests.commands import tiny_pair
 
 
@@ -41,5 +42,5 @@ def loads(home, monkeypatch, shared_engine):
             return shared_engine
         return tiny_pair.load(model, draft, cache, hooks)
 
-    monkeypatch.setattr("dflash_mlx.engine.engine.load", load)
+    monkeypatch.setattr("dflash_mlx.engine.load.load", load)
     return asked

@@ -13,7 +13,7 @@ from types import ModuleType, SimpleNamespace
 
 from dflash_mlx.commands import main
 from dflash_mlx.config import GenerationConfig, SamplingConfig
-from dflash_mlx.engine.feed import Feed
+from dflash_mlx.engine.closable_queue import ClosableQueue
 from dflash_mlx.engine.stream import Chunk, Stream
 from dflash_mlx.engine.worker import Worker
 from tests.commands.results import RESULT
@@ -37,17 +37,18 @@ class Engine:
             compute=SimpleNamespace(device="metal"),
             blas="accelerate",
             kernels=None,
-            block_size=lambda config: 8,
-            adapts=lambda config: False,
-            thinking=lambda config: None,
-            check=lambda prompt, config: None,
+        )
+
+    def resolve(self, config):
+        return SimpleNamespace(
+            sampling=config.sampling, block_size=8, adaptive=False, thinking=None, notices=()
         )
 
     def session(self, system=None):
         return self
 
     def stream(self, prompt: str, config: GenerationConfig) -> Stream:
-        def start(feed: Feed[Chunk], cancelled: threading.Event) -> None:
+        def start(feed: ClosableQueue[Chunk], cancelled: threading.Event) -> None:
             self.worker.submit(lambda: self._serve(prompt, config, feed, cancelled), cancelled)
 
         return Stream(start)
@@ -102,7 +103,7 @@ def load(model, draft, hooks, kernels="auto"):
 
 
 if __name__ == "__main__":
-    stage = ModuleType("dflash_mlx.engine.engine")
+    stage = ModuleType("dflash_mlx.engine.load")
     stage.load, stage.LoadHooks = load, LoadHooks
-    sys.modules["dflash_mlx.engine.engine"] = stage
+    sys.modules["dflash_mlx.engine.load"] = stage
     sys.exit(main())

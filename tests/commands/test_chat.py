@@ -94,7 +94,7 @@ def test_save_writes_what_was_said(talk, tmp_path, shared_engine):
 def test_model_frees_the_old_pair_before_it_loads(talk, monkeypatch, tmp_path):
     """Two 30B models at once do not fit."""
     events = []
-    load = sys.modules["dflash_mlx.engine.engine"].load
+    load = sys.modules["dflash_mlx.engine.load"].load
 
     def noted(model, *rest, **named):
         events.append(f"load {model}")
@@ -103,7 +103,7 @@ def test_model_frees_the_old_pair_before_it_loads(talk, monkeypatch, tmp_path):
         monkeypatch.setattr(engine, "close", lambda: (events.append(f"free {model}"), close()))
         return engine
 
-    monkeypatch.setattr("dflash_mlx.engine.engine.load", noted)
+    monkeypatch.setattr("dflash_mlx.engine.load.load", noted)
     (tmp_path / "other").mkdir()
     code, _, err = talk("Hello", f"/model {tmp_path}/other none", "/stats")
     assert code == 0

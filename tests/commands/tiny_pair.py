@@ -1,7 +1,8 @@
 """The tiny pair in place of a loaded one: real models, a real engine, no files."""
 
 from dflash_mlx.config import CacheConfig, KernelPolicy
-from dflash_mlx.engine.engine import Engine, LoadHooks
+from dflash_mlx.engine.engine import Engine
+from dflash_mlx.engine.load import LoadHooks
 from dflash_mlx.engine.loaded import LoadedPair
 from dflash_mlx.engine.worker import Worker
 from dflash_mlx.errors import BadCheckpoint

@@ -5,7 +5,7 @@ import pytest
 
 from dflash_mlx.commands import main
 from dflash_mlx.config import GenerationConfig
-from dflash_mlx.engine.engine import load
+from dflash_mlx.engine.load import load
 from dflash_mlx.gguf.read import read_gguf
 from dflash_mlx.gguf.tokenizer import build_tokenizer
 from dflash_mlx.hub.resolve import find_packaged

@@ -7,7 +7,7 @@ import pytest
 from mlx_lm.utils import load_tokenizer
 
 from dflash_mlx.convert.write.shards import file_hash
-from dflash_mlx.engine.engine import load
+from dflash_mlx.engine.load import load
 from dflash_mlx.errors import BadCheckpoint, PairMismatch
 from dflash_mlx.pairs.manifest import Manifest, check_cards, target_facts, tokenizer_hash
 from tests.convert.checkpoints import DRAFT_CONFIG, draft_folder, run, target_folder

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dflash_mlx.config import GenerationConfig
-from dflash_mlx.engine.engine import load
+from dflash_mlx.engine.load import load
 from dflash_mlx.pairs import registry
 from dflash_mlx.pairs.manifest import Manifest
 from tests.convert.checkpoints import draft_folder, run, target_folder
@@ -36,12 +36,11 @@ def test_the_card_s_mode_is_the_default_and_another_is_warned_of(pair, trained):
     """A converted pair thought where the same pair by its nickname did not, at half the speed."""
     write_thinking(pair, trained)
     with load(str(pair)) as engine:
-        loaded = engine.loaded
-        assert loaded.thinking(GenerationConfig()) is trained
-        assert loaded.notices(GenerationConfig()) == []
-        other = GenerationConfig(thinking=not trained)
-        assert loaded.thinking(other) is not trained
-        (notice,) = loaded.notices(other)
+        assert engine.resolve().thinking is trained
+        assert engine.resolve().notices == ()
+        other = engine.resolve(GenerationConfig(thinking=not trained))
+        assert other.thinking is not trained
+        (notice,) = other.notices
         assert f"trained with thinking {'on' if trained else 'off'}" in notice
 
 

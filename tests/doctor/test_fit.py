@@ -7,11 +7,12 @@ import mlx.core as mx
 import pytest
 
 from dflash_mlx.cache import ContextCache
-from dflash_mlx.config import CacheConfig, GenerationConfig
+from dflash_mlx.config import CacheConfig
 from dflash_mlx.decode.prefill import prefill
 from dflash_mlx.doctor.fit import longest, need, outline
-from dflash_mlx.engine.engine import Files
+from dflash_mlx.engine.load import PairFiles
 from dflash_mlx.engine.loaded import LoadedPair
+from dflash_mlx.engine.resolved_request import resolve_request
 from dflash_mlx.errors import PairMismatch
 from dflash_mlx.hub.resolve import Resolved, find_packaged
 from dflash_mlx.loading.compute import compute_here, weight_bytes
@@ -86,7 +87,7 @@ def embedded():
     found = [find_packaged(name) for name in (choice.target, choice.draft)]
     if None in found:
         pytest.skip("the embedded pair is not installed")
-    return Files(choice, *(Resolved(path, "package") for path in found))
+    return PairFiles(choice, *(Resolved(path, "package") for path in found))
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +131,7 @@ def test_the_estimate_is_what_mlx_allocates(files, outlined):
 def test_an_outline_answers_questions_about_settings(outlined):
     """What would be loaded should be told by the code that loads it."""
     loaded: LoadedPair = outlined[0]
-    assert loaded.block_size(GenerationConfig()) == 8
+    assert resolve_request(loaded).block_size == 8
     assert loaded.context_length == 8192
     assert loaded.cache_config == CacheConfig()
 
@@ -143,6 +144,6 @@ def test_an_outline_still_checks_the_pair(files, tmp_path):
         (tmp_path / name).symlink_to(source / name)
     config = json.loads((source / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_target_layers": 36}))
-    wrong = Files(files.choice, files.target, Resolved(tmp_path, "path"))
+    wrong = PairFiles(files.choice, files.target, Resolved(tmp_path, "path"))
     with pytest.raises(PairMismatch, match="expects target layers 36, this target has 30"):
         outline(wrong)

@@ -7,7 +7,7 @@ from dflash_mlx.controller.cost_store import CostStore, Learned
 from dflash_mlx.controller.costs import CostCurve
 from dflash_mlx.doctor.combinations import check_combination
 from dflash_mlx.doctor.outlook import check_auto, plot
-from dflash_mlx.engine.learning import keep, place_of, tuned
+from dflash_mlx.engine.measured_costs import cost_key, save_costs, with_costs
 from dflash_mlx.loading.compute import Compute
 from dflash_mlx.models.pair import Pair
 from tests.controller.starts import start_of
@@ -35,7 +35,7 @@ def test_without_costs_it_says_when_they_are_measured(loaded, tmp_path):
 def test_costs_are_shown_with_the_choice_and_its_reason(loaded, tmp_path):
     """Users asked which knob matters; the answer is a number of rows and why."""
     store, facts = CostStore(tmp_path), {}
-    store.save(place_of(loaded), Learned(CURVE, start_of(*[0.9] * 7)))
+    store.save(cost_key(loaded), Learned(CURVE, start_of(*[0.9] * 7)))
     costs, choice = _texts(loaded, store, facts)
     assert "█" in costs and "8 rows: 2.0" in costs
     assert "8 rows" in choice and "times plain speed" in choice
@@ -45,26 +45,26 @@ def test_costs_are_shown_with_the_choice_and_its_reason(loaded, tmp_path):
 def test_a_draft_that_loses_is_said_to_lose(loaded, tmp_path):
     """Off, and why, in the same words for every machine."""
     store = CostStore(tmp_path)
-    store.save(place_of(loaded), Learned(CURVE, start_of(*[0.05] * 7)))
+    store.save(cost_key(loaded), Learned(CURVE, start_of(*[0.05] * 7)))
     assert "begins with plain decoding" in _texts(loaded, store)[1]
 
 
 def test_a_pair_is_measured_once_and_then_remembered(loaded, tmp_path):
     """Two seconds at every start are two seconds too many."""
     store, said = CostStore(tmp_path), []
-    measured = tuned(loaded, said.append, store)
+    measured = with_costs(loaded, said.append, store)
     assert any("measuring" in word for word in said)
     assert measured.tuning.costs.curve.widths[0] == 1
     again, said = loaded, []
-    assert tuned(again, said.append, store).tuning.costs.curve is not None
+    assert with_costs(again, said.append, store).tuning.costs.curve is not None
     assert said == []
-    assert keep(measured, store) is None
+    assert save_costs(measured, store) is None
 
 
 def test_a_pair_without_a_draft_needs_no_costs(target, tmp_path):
     """Plain decoding has nothing to choose."""
     alone = loaded_pair(Pair(target))
-    assert tuned(alone, lambda text: None, CostStore(tmp_path)).tuning is None
+    assert with_costs(alone, lambda text: None, CostStore(tmp_path)).tuning is None
     assert list(check_auto(alone, 100, {}, CostStore(tmp_path))) == []
 
 

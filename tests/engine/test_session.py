@@ -231,7 +231,7 @@ def test_an_async_stream_that_was_left_still_has_its_result(engine):
     """Leaving the loop lost the chunks that had arrived, the last one among them."""
 
     async def first(stream):
-        while not stream._feed._ended:
+        while not stream._queue._ended:
             await asyncio.sleep(0.01)
         async for _ in stream:
             break

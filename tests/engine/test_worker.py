@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from dflash_mlx.engine.feed import Feed
+from dflash_mlx.engine.closable_queue import ClosableQueue
 from dflash_mlx.engine.worker import Worker
 from dflash_mlx.errors import DFlashError
 
@@ -67,7 +67,7 @@ def test_a_program_that_never_closes_ends_cleanly():
 
 def test_a_feed_gives_everything_before_its_error():
     """The text before a failure is worth having."""
-    feed = Feed()
+    feed = ClosableQueue()
     feed.put(1)
     feed.put(2)
     feed.end(ValueError("late"))

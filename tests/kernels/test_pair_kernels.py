@@ -11,9 +11,9 @@ import pytest
 from dflash_mlx.config import GenerationConfig
 from dflash_mlx.controller.cost_store import CostStore
 from dflash_mlx.controller.costs import CostCurve
-from dflash_mlx.engine import learning
+from dflash_mlx.engine import measured_costs
 from dflash_mlx.engine.engine import Engine
-from dflash_mlx.engine.learning import place_of
+from dflash_mlx.engine.measured_costs import cost_key
 from dflash_mlx.engine.worker import Worker
 from dflash_mlx.errors import BadRequest
 from dflash_mlx.kernels.layers import OURS
@@ -336,7 +336,7 @@ def test_races_can_be_asked_for_before_the_first_answer(tmp_path):
     made = Loaded(tmp_path)
     with made.engine as engine:
         steps = []
-        engine.race_kernels(steps.append)
+        engine.autotune_kernels(steps.append)
         assert made.kernels.n_used == made.kernels.n_asked == len(steps)
 
 
@@ -345,25 +345,27 @@ def test_costs_belong_to_the_kernels_they_were_measured_with(tmp_path):
     pair = make_pair()
     kernels = put(pair, tmp_path / "kernels")
     loaded = loaded_pair(pair, kernels=kernels)
-    before = place_of(loaded)
+    before = cost_key(loaded)
     kernels.race(no_step, budget_s=math.inf)
-    after = place_of(loaded)
+    after = cost_key(loaded)
     assert (before.kernels, before.name) != (after.kernels, after.name)
-    assert before.kernels == place_of(loaded_pair(pair)).kernels == "stock"
+    assert before.kernels == cost_key(loaded_pair(pair)).kernels == "stock"
 
 
 def test_costs_are_kept_as_those_of_the_kernels_they_were_measured_with(tmp_path, monkeypatch):
     """One answer and away: stock costs were filed under kernels that had won meanwhile."""
     measured = []
     curve = CostCurve((1, 4), (0,), ((0.01, 0.01),), 0.0)
-    monkeypatch.setattr(learning, "_measure", lambda loaded: measured.append(loaded) or curve)
+    monkeypatch.setattr(measured_costs, "_measure", lambda loaded: measured.append(loaded) or curve)
     pair = make_pair()
     kernels = put(pair, tmp_path / "kernels")
-    loaded = learning.tuned(loaded_pair(pair, kernels=kernels), no_step, CostStore(tmp_path))
-    learning.measured_again(loaded)
+    loaded = measured_costs.with_costs(
+        loaded_pair(pair, kernels=kernels), no_step, CostStore(tmp_path)
+    )
+    measured_costs.remeasure_costs(loaded)
     kernels.race(no_step, budget_s=math.inf)
-    assert place_of(loaded).kernels == "stock"
-    learning.measured_again(loaded)
-    learning.measured_again(loaded)
-    assert place_of(loaded).kernels == kernels.digest != "stock"
+    assert cost_key(loaded).kernels == "stock"
+    measured_costs.remeasure_costs(loaded)
+    measured_costs.remeasure_costs(loaded)
+    assert cost_key(loaded).kernels == kernels.digest != "stock"
     assert len(measured) == 2

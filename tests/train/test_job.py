@@ -7,7 +7,7 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
-from dflash_mlx.engine.engine import LoadHooks
+from dflash_mlx.engine.load import LoadHooks
 from dflash_mlx.errors import BadRequest, DFlashError, OutOfMemoryBudget, PairMismatch
 from dflash_mlx.loading.compute import compute_here
 from dflash_mlx.loading.draft import load_draft

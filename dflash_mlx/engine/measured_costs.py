@@ -1,4 +1,7 @@
-"""What a pair costs on this machine: looked up or measured at load, kept at the end."""
+"""Costs of a pair's rounds on this machine: read from the store or measured at load, then saved.
+
+It must not know requests.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,61 +19,67 @@ from dflash_mlx.system.machine import this_machine
 from dflash_mlx.system.settings import settings_folder
 
 
-def tuned(
+def with_costs(
     loaded: LoadedPair,
     on_step: Callable[[str], None],
     store: CostStore | None = None,
 ) -> LoadedPair:
-    """Return the pair with its costs known: from `store`, else measured in under two seconds.
+    """Return the pair with `tuning` set, from `store` or measured in under two seconds.
 
-    Belongs on the thread that owns the pair. A pair without a draft is returned as it is.
+    Call it on the worker thread. A pair without a draft is returned unchanged.
+
+    Args:
+        loaded: the pair.
+        on_step: receives one line when costs are measured, or when the store cannot be used.
+        store: where costs are saved; None takes this user's.
     """
     draft = loaded.pair.draft
     if draft is None:
         return loaded
-    place = place_of(loaded)
-    store = store or default_store()
-    learned, word = store.load(place)
-    if word:
-        on_step(word)
+    key = cost_key(loaded)
+    store = store or default_cost_store()
+    learned, problem = store.load(key)
+    if problem:
+        on_step(problem)
     if learned is not None:
-        known = Tuning(learned.curve, draft.block_size, learned.start, place.kernels)
+        known = Tuning(learned.curve, draft.block_size, learned.start, key.kernels)
         return replace(loaded, tuning=known)
-    on_step("measuring what rounds cost here")
-    found = Tuning(_measure(loaded), draft.block_size, kernels=place.kernels)
-    measured = replace(loaded, tuning=found)
-    if word := keep(measured, store):
-        on_step(word)
+    on_step("measuring the cost of rounds on this machine")
+    tuning = Tuning(_measure(loaded), draft.block_size, kernels=key.kernels)
+    measured = replace(loaded, tuning=tuning)
+    if problem := save_costs(measured, store):
+        on_step(problem)
     return measured
 
 
-def measured_again(loaded: LoadedPair) -> None:
-    """Measure what rounds cost where other kernels were chosen since costs were known.
+def remeasure_costs(loaded: LoadedPair) -> None:
+    """Measure the costs again if autotuning has chosen other kernels since they were measured.
 
-    Belongs on the thread that owns the pair. Takes under two seconds.
+    Call it on the worker thread. It takes under two seconds.
     """
-    if loaded.tuning is not None and loaded.tuning.kernels != (now := _kernels(loaded)):
-        loaded.tuning.measured(_measure(loaded), now)
+    if loaded.tuning is not None and loaded.tuning.kernels != (kernels := _kernels(loaded)):
+        loaded.tuning.measured(_measure(loaded), kernels)
 
 
-def keep(loaded: LoadedPair, store: CostStore | None = None) -> str | None:
-    """Keep what the pair has learned; return a word on why that failed, if it did."""
+def save_costs(loaded: LoadedPair, store: CostStore | None = None) -> str | None:
+    """Save the costs and acceptance of the pair; return the reason if that failed, else None."""
     tuning = loaded.tuning
     if tuning is None:
         return None
     learned = Learned(tuning.costs.learned(), tuning.start)
-    return (store or default_store()).save(place_of(loaded), learned)
+    return (store or default_cost_store()).save(cost_key(loaded), learned)
 
 
-def default_store() -> CostStore:
-    """Return the store in this user's configuration folder."""
+def default_cost_store() -> CostStore:
+    """Return the store in this user's settings folder."""
     return CostStore(settings_folder() / "costs")
 
 
-def place_of(loaded: LoadedPair) -> CostKey:
-    """Return what the known costs of a pair depend on, or those to be measured now.
+def cost_key(loaded: LoadedPair) -> CostKey:
+    """Return what the costs of a pair depend on.
 
-    Weights are told apart by their bytes.
+    Weights are identified by their size in bytes: a digest of them would take as long as the
+    measurement that the store saves.
     """
     sizes = f"{_bytes(loaded.pair.target)} + {_bytes(loaded.pair.draft)} bytes"
     return CostKey(

@@ -1,4 +1,7 @@
-"""Values from one thread to one consumer, without a bound: the producer never waits for it."""
+"""A queue with an end, from one producer thread to one reader.
+
+It has no bound: a producer on the worker thread must never wait for a slow reader.
+"""
 
 import threading
 from collections import deque
@@ -8,35 +11,35 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Feed(Generic[T]):
-    """A queue with an end. An error that ends it is raised behind the values before it."""
+class ClosableQueue(Generic[T]):
+    """Values, then an end or an error. The error is raised after the values before it."""
 
     def __init__(self) -> None:
         self._values: deque[T] = deque()
         self._ended = False
         self._error: BaseException | None = None
         self._changed = threading.Condition()
-        self._watcher: Callable[[], None] | None = None
+        self._on_change: Callable[[], None] | None = None
 
     def put(self, value: T) -> None:
         """Add a value."""
         with self._changed:
             self._values.append(value)
-        self._tell()
+        self._notify()
 
     def end(self, error: BaseException | None = None) -> None:
-        """Say that nothing follows, or that an error ended it."""
+        """Mark the end; with `error`, the reader gets it raised there."""
         with self._changed:
             self._ended, self._error = True, error
-        self._tell()
+        self._notify()
 
-    def watch(self, watcher: Callable[[], None]) -> None:
-        """Call `watcher`, on the producer's thread, whenever there is something new; and now."""
-        self._watcher = watcher
-        watcher()
+    def watch(self, on_change: Callable[[], None]) -> None:
+        """Call `on_change` now and after every change, then on the producer's thread."""
+        self._on_change = on_change
+        on_change()
 
     def ready(self) -> Iterator[T]:
-        """Yield what is there, without waiting; what is not taken stays."""
+        """Yield the values that are there, without waiting; unread ones stay in the queue."""
         while True:
             with self._changed:
                 if not self._values:
@@ -46,10 +49,10 @@ class Feed(Generic[T]):
 
     @property
     def over(self) -> bool:
-        """Whether everything was taken and nothing follows.
+        """Whether all values were read and no more will come.
 
         Raises:
-            BaseException: the error that ended the feed.
+            BaseException: the error that ended the queue.
         """
         with self._changed:
             if self._values or not self._ended:
@@ -62,11 +65,11 @@ class Feed(Generic[T]):
         while not self.over:
             with self._changed:
                 self._changed.wait_for(lambda: self._values or self._ended)
-                taken = [self._values.popleft()] if self._values else []
-            yield from taken
+                values = [self._values.popleft()] if self._values else []
+            yield from values
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         with self._changed:
             self._changed.notify_all()
-        if self._watcher is not None:
-            self._watcher()
+        if self._on_change is not None:
+            self._on_change()

@@ -1,0 +1,188 @@
+"""The generation of one answer on the worker thread: prefill, decode, text.
+
+It must not know messages, templates or conversations.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from dflash_mlx.cache import PairCache
+from dflash_mlx.decode.accept import request_rule
+from dflash_mlx.decode.history import History
+from dflash_mlx.decode.logits_processors import make_processors
+from dflash_mlx.decode.loop import DecodeConfig, State, catch_up, decode
+from dflash_mlx.decode.prefill import prefill
+from dflash_mlx.engine.answer_text import AnswerText
+from dflash_mlx.engine.closable_queue import ClosableQueue
+from dflash_mlx.engine.loaded import LoadedPair
+from dflash_mlx.engine.resolved_request import ResolvedRequest
+from dflash_mlx.engine.stats import RoundCounters, Stats, rate
+from dflash_mlx.engine.stream import Chunk, FinishReason, Result
+from dflash_mlx.engine.thinking import ThinkingSplitter
+from dflash_mlx.errors import BadRequest, OutOfMemoryBudget
+
+_CLEAR_CACHE_EVERY = 256
+"""Tokens between two releases of MLX's unused buffers, as in mlx-lm: KV caches that grow leave
+their old buffers there."""
+
+
+class Generation:
+    """One answer to the prompt `ids`; `run` puts its chunks into `chunks` until done or cancelled.
+
+    `history` holds the prompt and the committed tokens. The KV caches hold a prefix of it.
+
+    Raises:
+        BadRequest: the prompt is empty or does not fit the context.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedPair,
+        request: ResolvedRequest,
+        ids: Sequence[int],
+        chunks: ClosableQueue[Chunk],
+        cancelled: threading.Event,
+    ) -> None:
+        self.history = History(ids)
+        self._loaded = loaded
+        self._request = request
+        self._chunks = chunks
+        self._cancelled = cancelled
+        self._limit = min(request.max_tokens, self._room())
+        self._policy = request.new_policy()
+        tokenizer = loaded.tokenizer
+        self._text = AnswerText(tokenizer.decode, request.end_token_ids, request.stop)
+        self._splitter = ThinkingSplitter(tokenizer.thinking_marks, tokenizer.opens_thought(ids))
+        self._counters = RoundCounters()
+        self._written: list[str] = []
+
+    def run(self, cache: PairCache, cached: int, stable: int = 0) -> Result:
+        """Generate the answer and return it.
+
+        Args:
+            cache: KV caches that hold the first `cached` tokens of the prompt.
+            cached: number of prompt tokens in `cache`.
+            stable: number of prompt tokens that the next prompt of the conversation starts with.
+        """
+        n_prompt = len(self.history)
+        for notice in self._request.notices:
+            self._chunks.put(Chunk(notice=notice))
+        if self._limit < self._request.max_tokens:
+            self._chunks.put(Chunk(notice=f"the context has room for {self._limit} more tokens"))
+        began = time.perf_counter()
+        state = self._prefill(cache, cached, stable)
+        prefill_s = time.perf_counter() - began
+        finished = state is not None and self._decode(cache, state)
+        self._emit(self._text.finish(), ())
+        self._emit_pieces(self._splitter.finish(), ())
+        return Result(
+            text="".join(self._written),
+            tokens=tuple(self._text.tokens),
+            finish_reason=self._finish_reason(finished),
+            prompt_tokens=n_prompt,
+            cached_tokens=cached,
+            generated_tokens=len(self._text.tokens),
+            model=self._loaded.model_name,
+            draft=self._loaded.draft_name,
+            seed=None if self._request.sampling.greedy else self._request.seed,
+            stats=self._stats(n_prompt - 1 - cached, prefill_s),
+        )
+
+    def _room(self) -> int:
+        """Return the number of answer tokens that fit the context."""
+        if not self.history:
+            raise BadRequest("the prompt has no tokens; give it some text")
+        room = self._loaded.context_length - len(self.history) + 1
+        if room < 1:
+            raise BadRequest(
+                f"the prompt has {len(self.history)} tokens and the context holds "
+                f"{self._loaded.context_length}; shorten the prompt or start a new conversation"
+            )
+        return room
+
+    def _prefill(self, cache: PairCache, cached: int, stable: int) -> State | None:
+        """Prefill the prompt; return None if the request was cancelled."""
+
+        def progress(done: int, total: int) -> bool:
+            self._chunks.put(Chunk(progress=(done - cached, total - cached)))
+            return not self._cancelled.is_set()
+
+        step = self._loaded.cache_config.prefill_step_size
+        return prefill(self._loaded.pair, cache, self.history, step, progress, stable)
+
+    def _decode(self, cache: PairCache, state: State) -> bool:
+        """Decode until the answer ends; return False if the request was cancelled before that."""
+        sampling, seed = self._request.sampling, self._request.seed
+        processors = make_processors(sampling, self._request.logits_processors)
+        rule = request_rule(sampling, seed, processors)
+        pair = self._loaded.pair.with_sampling(sampling.temperature, seed)
+        config = DecodeConfig(self._policy, rule, self._text.cut, self._limit)
+        n_prompt, counters = len(self.history), self._counters
+        reported = False
+        try:
+            for done, after in decode(pair, cache, state, config):
+                state = after
+                self.history = state.history
+                before = counters.committed
+                counters.add(done)
+                if counters.committed // _CLEAR_CACHE_EVERY > before // _CLEAR_CACHE_EVERY:
+                    mx.clear_cache()
+                self._emit(self._text.take(), done.tokens)
+                reason = self._policy.disabled_reason
+                counters.set_disabled(reason, len(self.history) - n_prompt)
+                if self._policy.broken and not reported:
+                    reported = True
+                    self._chunks.put(Chunk(notice=f"drafting stopped: {reason}"))
+                if self._cancelled.is_set() and not state.ended:
+                    return False
+        except OutOfMemoryBudget as error:
+            self._chunks.put(Chunk(notice=str(error)))
+        finally:
+            catch_up(pair, cache, state)
+            self._loaded.learn(self._policy)
+        return True
+
+    def _emit(self, text: str, tokens: tuple[int, ...]) -> None:
+        self._emit_pieces(self._splitter.feed(text), tokens)
+
+    def _emit_pieces(self, pieces: list[tuple[str, bool]], tokens: tuple[int, ...]) -> None:
+        """Put pieces of text into the queue; the first chunk carries the round's tokens."""
+        for text, thinking in pieces or ([("", self._splitter.inside)] if tokens else []):
+            self._written.append(text)
+            self._chunks.put(Chunk(text=text, tokens=tokens, thinking=thinking))
+            tokens = ()
+
+    def _finish_reason(self, finished: bool) -> FinishReason:
+        if self._text.ended:
+            return "stop"
+        return "length" if finished else "cancelled"
+
+    def _stats(self, n_prefilled: int, prefill_s: float) -> Stats:
+        counters, draft_s = self._counters, self._counters.draft_s
+        n_rounds, drafted = counters.rounds, counters.drafted
+        return Stats(
+            rounds=n_rounds,
+            drafted=drafted,
+            accepted=counters.accepted,
+            acceptance=counters.accepted / drafted if drafted else None,
+            tokens_per_round=counters.committed / n_rounds if n_rounds else None,
+            accepted_lengths=dict(sorted(counters.lengths.items())),
+            accepted_by_position=counters.accepted_by_position(),
+            drafted_by_position=counters.drafted_by_position(),
+            prefill_s=prefill_s,
+            decode_s=counters.decode_s,
+            prefill_tps=rate(n_prefilled, prefill_s),
+            decode_tps=rate(counters.committed, counters.decode_s),
+            draft_s=draft_s,
+            verify_s=None if draft_s is None else counters.decode_s - draft_s,
+            host_reads=counters.host_reads,
+            block_size=self._request.block_size,
+            path="dflash" if self._request.block_size > 1 else "plain",
+            disabled_at=counters.disabled_at,
+            reason=counters.disabled_reason,
+            peak_memory_bytes=mx.get_peak_memory(),
+            blas=self._loaded.blas,
+        )

@@ -1,0 +1,150 @@
+"""What a request runs with: its configuration and the pair's defaults, resolved once.
+
+`GenerationConfig` is read here only. It must not know prompts as tokens, or caches.
+"""
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dflash_mlx.config import GenerationConfig, LogitsProcessor, SamplingConfig
+from dflash_mlx.decode.policy import BlockPolicy, FixedBlock
+from dflash_mlx.engine.loaded import LoadedPair, Prompt
+from dflash_mlx.errors import BadRequest
+
+_UNMEASURED_QUANTIZED_BLOCK = 5
+"""Block size for a quantized target on Metal without measured costs: the recommendation of the
+official DFlash package."""
+
+
+@dataclass(frozen=True)
+class ResolvedRequest:
+    """Every decision about one request.
+
+    Args:
+        max_tokens: limit on the answer's tokens, end token excluded.
+        stop: texts that end the answer; they are not part of it.
+        end_token_ids: tokens that end the answer: the model's, and `stop` texts that are tokens.
+        block_size: tokens verified per round, anchor included; the largest one if `adaptive`.
+        adaptive: whether the block-size controller chooses the size of every round.
+        new_policy: makes the block policy. It is called when the request starts, because the
+            requests before it may still change the measured costs.
+        chat_template: whether the prompt is rendered with the model's chat template.
+        thinking: thinking mode; None if the template has no such switch.
+        sampling: how a token is chosen.
+        seed: seed of the random numbers; drawn if `sampling` has none.
+        logits_processors: the caller's processors, applied after those of `sampling`.
+        notices: lines that the user should see.
+    """
+
+    max_tokens: int
+    stop: tuple[str, ...]
+    end_token_ids: frozenset[int]
+    block_size: int
+    adaptive: bool
+    new_policy: Callable[[], BlockPolicy]
+    chat_template: bool
+    thinking: bool | None
+    sampling: SamplingConfig
+    seed: int
+    logits_processors: tuple[LogitsProcessor, ...]
+    notices: tuple[str, ...]
+
+
+def resolve_request(loaded: LoadedPair, config: GenerationConfig | None = None) -> ResolvedRequest:
+    """Return what a request with `config` to this pair runs with.
+
+    Raises:
+        BadRequest: an option that this pair does not support.
+    """
+    config = config or GenerationConfig()
+    sampling = config.sampling or loaded.sampling
+    _check_block_size(loaded, config.block_size)
+    _check_logit_bias(loaded, sampling)
+    thinking = _thinking(loaded, config)
+    block_size, tuning = _block_size(loaded, config.block_size), loaded.tuning
+    new_policy: Callable[[], BlockPolicy]
+    if tuning is None:
+        new_policy = lambda: FixedBlock(block_size)  # noqa: E731
+    elif config.block_size is None:
+        new_policy = tuning.policy
+    else:
+        new_policy = lambda: FixedBlock(block_size, tuning.overlap(block_size))  # noqa: E731
+    tokenizer = loaded.tokenizer
+    return ResolvedRequest(
+        max_tokens=config.max_tokens,
+        stop=config.stop,
+        end_token_ids=tokenizer.eos_token_ids | tokenizer.special_ids(config.stop),
+        block_size=block_size,
+        adaptive=tuning is not None and config.block_size is None,
+        new_policy=new_policy,
+        chat_template=config.chat_template,
+        thinking=thinking,
+        sampling=sampling,
+        seed=secrets.randbelow(2**32) if sampling.seed is None else sampling.seed,
+        logits_processors=config.logits_processors,
+        notices=_notices(loaded, thinking),
+    )
+
+
+def check_prompt(prompt: Prompt) -> None:
+    """Raise BadRequest if `prompt` is empty or is not valid Unicode."""
+    if not prompt or (isinstance(prompt, str) and not prompt.strip()):
+        raise BadRequest("the prompt is empty; give it some text")
+    if isinstance(prompt, str) and any("\ud800" <= letter <= "\udfff" for letter in prompt):
+        raise BadRequest("the prompt contains half a character; decode it as UTF-8 text first")
+
+
+def _block_size(loaded: LoadedPair, asked: int | None) -> int:
+    draft = loaded.pair.draft
+    if draft is None:
+        return 1
+    if asked is not None:
+        return asked
+    if loaded.tuning is not None:
+        return loaded.tuning.costs.max_rows
+    if loaded.quantized and not loaded.compute.dense:
+        return min(_UNMEASURED_QUANTIZED_BLOCK, draft.block_size)
+    return draft.block_size
+
+
+def _check_block_size(loaded: LoadedPair, asked: int | None) -> None:
+    draft = loaded.pair.draft
+    if asked is None:
+        return
+    if asked > 1 and draft is None:
+        raise BadRequest(
+            f"block_size is {asked} and there is no draft; use block_size 1, or load a draft"
+        )
+    if draft is not None and asked > draft.block_size:
+        raise BadRequest(
+            f"block_size is {asked}; this draft was trained for blocks of {draft.block_size}, "
+            f"so it needs 1 to {draft.block_size}"
+        )
+
+
+def _check_logit_bias(loaded: LoadedPair, sampling: SamplingConfig) -> None:
+    vocab = loaded.pair.target.shape.vocab_size
+    if unknown := [token for token in sampling.logit_bias if token >= vocab]:
+        raise BadRequest(f"logit_bias names token {unknown[0]}; this model has {vocab} tokens")
+
+
+def _thinking(loaded: LoadedPair, config: GenerationConfig) -> bool | None:
+    """Return the thinking mode: the request's, else the pair's, else on, as in mlx-lm."""
+    if not loaded.tokenizer.has_thinking:
+        if config.thinking:
+            raise BadRequest("this model has no thinking mode; leave thinking off")
+        return None
+    if not config.chat_template:
+        return None
+    asked = loaded.trained_thinking if config.thinking is None else config.thinking
+    return True if asked is None else asked
+
+
+def _notices(loaded: LoadedPair, thinking: bool | None) -> tuple[str, ...]:
+    notices = [loaded.no_draft] if loaded.no_draft else []
+    trained = loaded.trained_thinking if loaded.pair.draft else None
+    if None not in (trained, thinking) and thinking != trained:
+        mode = "on" if trained else "off"
+        notices.append(f"this draft was trained with thinking {mode}; acceptance may be about half")
+    return tuple(notices)
