@@ -1,6 +1,6 @@
-"""The block-size controller: measured costs, acceptance, probing and the slowdown budget.
+"""Chooses the block size of each round from measured costs, acceptance and a slowdown budget.
 
-It must not know models, text or threads.
+It must not know models, text or threads; only `calibrate` runs the decode loop, to measure it.
 """
 
 __all__ = [
@@ -9,5 +9,6 @@ __all__ = [
     "calibrate",
     "cost_store",
     "costs",
-    "tuning",
+    "slowdown_budget",
+    "state",
 ]

@@ -1,8 +1,6 @@
-"""How many draft tokens are accepted: estimated per position, older rounds forgotten.
+"""Estimates how many draft tokens the target accepts, by position, with exponential forgetting.
 
-Letters: B rows of a block, so B - 1 draft tokens. The *hazard* of position k is the share of
-rounds in which draft token k was accepted, of those that accepted every one before it and
-drafted it. It is learned from blocks of any width, and gives the tokens of any width.
+It must not know what a round costs.
 """
 
 import math
@@ -11,154 +9,163 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
 
-_FORGET = 0.97
-"""Weight that a round's evidence keeps with each later round: a memory of about 33 rounds."""
+_ROUND_DISCOUNT = 0.97
+"""Weight that the evidence of one round keeps with each later round (a memory of 33 rounds)."""
 
-_LONG_RUN = 0.02
-"""Weight of a round in the long run: what the first position falls back on without evidence."""
+_FIRST_RATE_STEP = 0.02
+"""Step size of the slow average (50 rounds) that the first position is shrunk towards."""
 
-_BORROWED = 2.0
-"""Rounds of evidence that a position's neighbour (or a parent's estimate) counts for."""
+_PRIOR_ROUNDS = 2.0
+"""Pseudo-count of the shrinkage target: the neighbouring position, or the parent estimate."""
 
-_UNKNOWN = 0.6
-"""The first hazard where nothing was seen."""
+_DEFAULT_RATE = 0.6
+"""Conditional acceptance rate of the first position before any round."""
 
-_KEPT = 0.9
-"""Weight that a request's evidence keeps with each later request."""
+_REQUEST_DISCOUNT = 0.9
+"""Weight that the evidence of one request keeps with each later request (a memory of ten)."""
 
-_WORTH = 8.0
-"""Rounds that earlier requests count for in a new one: a few rounds outweigh them."""
+_HISTORY_ROUNDS = 8.0
+"""Pseudo-count of earlier requests at the start of a new one."""
+
+_MIN_RATE = 0.01
+"""Rates are clamped to 0.01..0.99 before they become odds: odds of 0 and 1 are not finite."""
 
 
 @dataclass(frozen=True)
-class Start:
-    """What earlier requests of a pair saw, the older the less.
+class AcceptanceCounts:
+    """Discounted counts by position, over earlier requests of a pair.
 
-    `tries[k]` rounds drafted token k and accepted all before it; `hits[k]` accepted it too.
+    `n_drafted[k]` counts the rounds that drafted token k and accepted every token before it;
+    `n_accepted[k]` counts those that accepted token k too.
     """
 
-    tries: tuple[float, ...] = ()
-    hits: tuple[float, ...] = ()
+    n_drafted: tuple[float, ...] = ()
+    n_accepted: tuple[float, ...] = ()
 
     @cached_property
-    def hazards(self) -> tuple[float, ...]:
-        """The hazards by position; one that was hardly seen is taken to be as the one before."""
-        found, lean = [], _UNKNOWN
-        for tries, hits in zip(self.tries, self.hits, strict=True):
-            found.append(lean := _leaning(lean, tries, hits))
-        return tuple(found)
+    def rates(self) -> tuple[float, ...]:
+        """The conditional acceptance rate of each position, shrunk towards the one before it."""
+        rates, prior = [], _DEFAULT_RATE
+        for n_drafted, n_accepted in zip(self.n_drafted, self.n_accepted, strict=True):
+            rates.append(prior := _posterior_mean(prior, n_drafted, n_accepted))
+        return tuple(rates)
 
-    def joined(self, request: "Start") -> "Start":
-        """Return this with what one more request saw."""
-        return Start(
-            _faded_sum(self.tries, request.tries),
-            _faded_sum(self.hits, request.hits),
+    def with_request(self, request: "AcceptanceCounts") -> "AcceptanceCounts":
+        """Return these counts, discounted once, plus the counts of one more request."""
+        return AcceptanceCounts(
+            _discounted_sum(self.n_drafted, request.n_drafted),
+            _discounted_sum(self.n_accepted, request.n_accepted),
         )
 
 
-class Acceptance:
-    """Hazards of up to `n_positions` draft tokens.
+class AcceptanceEstimate:
+    """Conditional acceptance rates of up to `n_positions` draft tokens.
 
-    A position without evidence is taken to be like the one before it, the first as it was in the
-    long run, or a guess to begin with; so a width never tried looks as good as the last one
-    that was tried, and gets tried. Where a start from elsewhere shows that odds fall from one
-    position to the next, they are taken to fall so here. With a `parent` (the same text seen
-    without a distinction made here) positions lean on the parent instead.
+    The rate of position k is P(token k is accepted given that all before it were). It does not
+    depend on the block size, so rounds of any block size update it. A position without evidence
+    takes the rate of the position before it: an untried block size then looks as good as the
+    largest one tried, and gets tried. With counts of earlier requests, the odds fall from one
+    position to the next as they did there. With a `parent` (an estimate over more rounds) every
+    position is shrunk towards the parent's rate instead.
     """
 
-    def __init__(self, n_positions: int, parent: "Acceptance | None" = None) -> None:
-        self._first = _UNKNOWN
+    def __init__(self, n_positions: int, parent: "AcceptanceEstimate | None" = None) -> None:
+        self._first_rate = _DEFAULT_RATE
         self._parent = parent
-        self._tries = [0.0] * n_positions
-        self._hits = [0.0] * n_positions
-        self._all_tries = [0.0] * n_positions
-        self._all_hits = [0.0] * n_positions
-        self._falls = [1.0] * n_positions  # odds of a position, in those of the one before
+        self._n_drafted = [0.0] * n_positions
+        self._n_accepted = [0.0] * n_positions
+        self._total_drafted = [0.0] * n_positions
+        self._total_accepted = [0.0] * n_positions
+        self._odds_ratios = [1.0] * n_positions  # odds of a position over those of the one before
 
     def observe(self, n_drafted: int, n_accepted: int) -> None:
-        """Learn from a round that drafted and accepted so many tokens."""
-        self.fade(_FORGET)
+        """Update from a round that drafted and accepted this many tokens."""
+        self.discount(_ROUND_DISCOUNT)
         if n_drafted and self._parent is None:
-            self._first += _LONG_RUN * ((n_accepted > 0) - self._first)
-        for position in range(min(n_accepted + 1, n_drafted, len(self._tries))):
-            self._tries[position] += 1
-            self._hits[position] += position < n_accepted
-            self._all_tries[position] += 1
-            self._all_hits[position] += position < n_accepted
+            self._first_rate += _FIRST_RATE_STEP * ((n_accepted > 0) - self._first_rate)
+        for position in range(min(n_accepted + 1, n_drafted, len(self._n_drafted))):
+            self._n_drafted[position] += 1
+            self._n_accepted[position] += position < n_accepted
+            self._total_drafted[position] += 1
+            self._total_accepted[position] += position < n_accepted
 
-    def seen(self) -> Start:
-        """Return all that was observed, nothing forgotten."""
-        return Start(tuple(self._all_tries), tuple(self._all_hits))
+    def totals(self) -> AcceptanceCounts:
+        """Return the counts of all observed rounds, without forgetting."""
+        return AcceptanceCounts(tuple(self._total_drafted), tuple(self._total_accepted))
 
-    def fade(self, share: float) -> None:
-        """Keep only `share` of the weight of all evidence."""
-        self._tries = [tries * share for tries in self._tries]
-        self._hits = [hits * share for hits in self._hits]
+    def discount(self, weight: float) -> None:
+        """Multiply the weight of all evidence by `weight`."""
+        self._n_drafted = [count * weight for count in self._n_drafted]
+        self._n_accepted = [count * weight for count in self._n_accepted]
 
-    def age(self, n_rounds: float) -> None:
-        """Let all evidence count for at most `n_rounds` rounds: the text may have changed."""
-        if self._tries and self._tries[0] > n_rounds:
-            self.fade(n_rounds / self._tries[0])
+    def limit_evidence(self, n_rounds: float) -> None:
+        """Discount all evidence to at most `n_rounds` rounds, because the text may have changed."""
+        if self._n_drafted and self._n_drafted[0] > n_rounds:
+            self.discount(n_rounds / self._n_drafted[0])
 
-    def hazards(self) -> list[float]:
-        """Return the estimated hazard of every position."""
-        lean, leans = self._first, self._parent.hazards() if self._parent else None
-        found = []
-        for position, tries in enumerate(self._tries):
-            lean = leans[position] if leans else _times(lean, self._falls[position])
-            found.append(lean := _leaning(lean, tries, self._hits[position]))
-        return found
+    def rates(self) -> list[float]:
+        """Return the conditional acceptance rate of every position."""
+        prior, priors = self._first_rate, self._parent.rates() if self._parent else None
+        rates = []
+        for position, n_drafted in enumerate(self._n_drafted):
+            ratio = self._odds_ratios[position]
+            prior = priors[position] if priors else _scale_odds(prior, ratio)
+            rates.append(prior := _posterior_mean(prior, n_drafted, self._n_accepted[position]))
+        return rates
 
-    def hopeful(self, errors: float) -> list[float]:
-        """Return the hazards `errors` standard errors up: what they may well be."""
+    def upper_rates(self, n_errors: float) -> list[float]:
+        """Return every rate plus `n_errors` standard errors, at most 1."""
         return [
-            min(hazard + errors * math.sqrt(hazard * (1 - hazard) / (tries + _BORROWED)), 1.0)
-            for hazard, tries in zip(self.hazards(), self._tries, strict=True)
+            min(rate + n_errors * math.sqrt(rate * (1 - rate) / (n_drafted + _PRIOR_ROUNDS)), 1.0)
+            for rate, n_drafted in zip(self.rates(), self._n_drafted, strict=True)
         ]
 
-    def hoped(self, first: float) -> list[float]:
-        """Return the hazards of a text whose first is `first` and falls as elsewhere."""
-        found = [first]
-        for fall in self._falls[1:]:
-            found.append(_times(found[-1], fall))
-        return found
+    def rates_from(self, first: float) -> list[float]:
+        """Return the rates if the first were `first` and the odds fell as in earlier requests."""
+        rates = [first]
+        for ratio in self._odds_ratios[1:]:
+            rates.append(_scale_odds(rates[-1], ratio))
+        return rates
 
-    def begin(self, start: Start) -> None:
-        """Take what was learned elsewhere as evidence, and how odds fall for good."""
-        hazards, alive = start.hazards, _WORTH
-        self._first = hazards[0] if hazards else self._first
-        for position, hazard in enumerate(hazards[: len(self._tries)]):
-            self._tries[position] = alive
-            self._hits[position] = alive * hazard
-            alive *= hazard
-        for position in range(1, min(len(hazards), len(self._falls))):
-            fall = _odds(hazards[position]) / _odds(hazards[position - 1])
-            self._falls[position] = min(fall, 1.0)
-
-
-def _leaning(lean: float, tries: float, hits: float) -> float:
-    """Return the hazard of a position, which without evidence is `lean`."""
-    return (hits + _BORROWED * lean) / (tries + _BORROWED)
+    def set_prior(self, counts: AcceptanceCounts) -> None:
+        """Start from counts of earlier requests: a few rounds of evidence, and the odds ratios."""
+        rates, reached = counts.rates, _HISTORY_ROUNDS
+        self._first_rate = rates[0] if rates else self._first_rate
+        for position, rate in enumerate(rates[: len(self._n_drafted)]):
+            self._n_drafted[position] = reached
+            self._n_accepted[position] = reached * rate
+            reached *= rate
+        for position in range(1, min(len(rates), len(self._odds_ratios))):
+            ratio = _odds(rates[position]) / _odds(rates[position - 1])
+            self._odds_ratios[position] = min(ratio, 1.0)
 
 
-def _faded_sum(old: Sequence[float], new: Sequence[float]) -> tuple[float, ...]:
-    return tuple(_KEPT * a + b for a, b in zip_longest(old, new, fillvalue=0.0))
+def expected_tokens(rates: Sequence[float]) -> list[float]:
+    """Return the expected tokens of a round for block sizes 1, 2, ... len(rates) + 1.
 
-
-def _odds(chance: float) -> float:
-    chance = min(max(chance, 0.01), 0.99)
-    return chance / (1 - chance)
-
-
-def _times(chance: float, factor: float) -> float:
-    """Return the chance whose odds are `factor` times those of `chance`."""
-    return chance * factor / (1 - chance + chance * factor)
-
-
-def expected_tokens(hazards: Sequence[float]) -> list[float]:
-    """Return the tokens a round commits at 1, 2, ... len(hazards) + 1 rows."""
-    tokens, alive = [1.0], 1.0
-    for hazard in hazards:
-        alive *= hazard
-        tokens.append(tokens[-1] + alive)
+    The bonus token counts: block size 1 commits one token.
+    """
+    tokens, reached = [1.0], 1.0
+    for rate in rates:
+        reached *= rate
+        tokens.append(tokens[-1] + reached)
     return tokens
+
+
+def _posterior_mean(prior: float, n_drafted: float, n_accepted: float) -> float:
+    """Return the mean of a beta posterior whose prior has mean `prior`."""
+    return (n_accepted + _PRIOR_ROUNDS * prior) / (n_drafted + _PRIOR_ROUNDS)
+
+
+def _discounted_sum(old: Sequence[float], new: Sequence[float]) -> tuple[float, ...]:
+    return tuple(_REQUEST_DISCOUNT * a + b for a, b in zip_longest(old, new, fillvalue=0.0))
+
+
+def _odds(rate: float) -> float:
+    rate = min(max(rate, _MIN_RATE), 1 - _MIN_RATE)
+    return rate / (1 - rate)
+
+
+def _scale_odds(rate: float, factor: float) -> float:
+    """Return the probability whose odds are `factor` times those of `rate`."""
+    return rate * factor / (1 - rate + rate * factor)

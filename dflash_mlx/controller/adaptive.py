@@ -1,318 +1,336 @@
-"""The width with the most expected tokens per second, round by round, plain steps included.
+"""The block-size controller: picks the block size of each round by expected tokens per second.
 
-Three things decide: what a round of each width costs here and now (`costs`), how many of its
-tokens would be accepted (`acceptance`, told apart by how sure the target is of its last token),
-and how much may still be lost against plain decoding (`ledger`). Drafting goes on while it is
-expected to win or has paid so far; then the answer is parked and decodes plainly, with a probe
-now and then (`probing`). Nothing is for good but a draft that is broken.
+It must not know models, text or threads.
 """
 
-from dflash_mlx.controller.acceptance import Acceptance, Start, expected_tokens
+from dflash_mlx.controller.acceptance import AcceptanceCounts, AcceptanceEstimate, expected_tokens
 from dflash_mlx.controller.costs import LiveCosts
-from dflash_mlx.controller.probing import Probing, TextChange, probe_width, stake
+from dflash_mlx.controller.probing import (
+    ConfidenceChange,
+    ProbeSchedule,
+    probe_block_size,
+    probe_cost,
+)
+from dflash_mlx.controller.selection import MIN_SPEEDUP, best_block_size
 from dflash_mlx.controller.slowdown_budget import SlowdownBudget
 from dflash_mlx.decode.early_draft import Overlap
 from dflash_mlx.decode.policy import TIMED_EVERY
 from dflash_mlx.decode.round import Round
 
-_SPAN = 512
-_DRAFTING_SHARE = (0.013, 0.02)
-_PROBING_SHARE, _CHANGED_SHARE = 0.02, 0.022
-"""Shares of plain decoding's time that may be lost over any `_SPAN` tokens: by drafting that
-hardly pays and that surely pays, by probes, and by probes of a text that has just changed."""
+_BUDGET_SPAN = 512
+"""Tokens of the sliding window: the window of the goal (97% of plain decoding over any 512)."""
 
-_SURE_GAIN = 0.4
-"""Speed beyond plain decoding's at which drafting surely pays."""
+_DRAFTING_BUDGET = (0.013, 0.02)
+"""Share of the window's time that drafting may lose, at no gain and at `_FULL_BUDGET_GAIN`."""
 
-_EDGE = 1.03
-"""How much better another width must look before it is taken."""
+_PROBING_BUDGET = 0.02
+"""Share of the window's time that may be lost before a probe is postponed."""
 
-_PROBING_COST = 0.008
-"""Share of plain decoding's time that probes may take in the long run."""
+_CHANGE_BUDGET = 0.022
+"""The same for a probe because the text changed."""
 
-_UNSURE = (0.55, 0.9)
-"""Confidences of the anchor that divide texts into unsure, fair and sure."""
+_FULL_BUDGET_GAIN = 0.4
+"""Gain over plain decoding from which on drafting may use its whole budget."""
 
-_CREDIT = 2.0
-"""Plain steps of past gain that a spell of drafting may lose again before it is parked."""
+_PROBING_RATE = 0.008
+"""Share of the time that probes may cost in the long run."""
 
-_MISSING = 3.0
-"""Rounds' worth of promised tokens that fail to come before what was learned is doubted."""
+_CONFIDENCE_BOUNDS = (0.55, 0.9)
+"""Confidences of the anchor that separate the three acceptance estimates."""
 
-_DOUBT, _PROBE_DOUBT = 6.0, 3.0
-"""Rounds that old evidence counts for after a fall, and when a probe is to decide."""
+_MAX_CREDIT = 2.0
+"""Plain steps of past gain that drafting may lose again before it is disabled."""
 
-_OPTIMISM = 0.5
-"""Standard errors that a draft is given the benefit of before it is parked."""
+_SHORTFALL_FRACTION = 0.75
+"""Share of the expected tokens below which a round counts as a shortfall."""
 
-_FADE = 0.95
-"""What a plain step between drafts leaves of the evidence that chose it: it shall be retried."""
+_SHORTFALL_ROUNDS = 3.0
+"""Rounds' worth of missing tokens after which old evidence is discounted."""
 
-_FIRST_ROWS = 4
-"""Rows that may be tried before any round was seen."""
+_CHANGE_ROUNDS, _PROBE_ROUNDS = 6.0, 3.0
+"""Rounds that old evidence counts for after a change of text, and before a probe."""
 
-_TELLING = 8
-"""Drafted rounds from which on a request has something to tell the next."""
+_DISABLE_ERRORS = 0.5
+"""Standard errors added to acceptance before drafting is disabled."""
+
+_PLAIN_STEP_DISCOUNT = 0.95
+"""Weight that the evidence for plain steps at one confidence keeps per step: it gets retried."""
+
+_FIRST_BLOCK_SIZE = 4
+"""Largest block size before any round was observed."""
+
+_BLOCK_SIZE_GROWTH = 2
+"""Largest block size, in multiples of the largest one observed: costs beyond are extrapolated."""
+
+_MIN_REPORTED_ROUNDS = 8
+"""Drafted rounds below which a request reports no acceptance counts."""
+
+_MAX_CALLER_SHARE = 0.05
+"""Share of a round that the caller may take. A round that was launched early continues on the
+device meanwhile, so a longer absence makes its time too short by more than 5%."""
+
+_FIRST_PLAIN_STEPS = 4
+"""Plain steps in a row while plain decoding is unmeasured: two of four are pipelined on both
+sides (`_MIN_OBSERVATIONS`). After a slow caller those are not measurable, and the unpipelined
+steps that follow replace them."""
+
+_CHECK_STEPS = 4
+"""Plain steps of a later check, for the same reason."""
+
+_MIN_OBSERVATIONS = 2
+"""Rounds of a block size after which its estimated cost is used instead of the measured time."""
+
+_CHECK_TOKENS = 500
+"""Tokens between checks at a gain of 1 (half as many at 0.5): four plain steps that each lose
+the gain then take 4 / 500 = 0.8% of the time, as probes may."""
+
+_LOSING_STEPS, _LOSING_CHECK_TOKENS = 3.0, 32
+"""Plain steps lost from which on a check comes after this many tokens."""
 
 _SLOWER = "plain decoding is faster on this text"
 
-_HIDDEN = 0.05
-"""Share of a round that a caller may be away for before one that was launched early tells too
-little: the device went on meanwhile."""
-
-_FIRST_STEPS = 4
-"""Plain steps that may run on to be measured; behind a slow reader they tell nothing, and steps
-that wait for each other are measured in their place."""
-
-_BELIEVED = 2
-"""Rounds of a width after which its cost is a fact."""
-
-_CHECK_EVERY = 500
-"""Tokens after which plain steps are measured again, times the gain beyond 1: four plain steps
-then cost 0.8% of the time, whatever the gain."""
-
-_WORRY, _CHECK_LOSING = 3.0, 32
-"""Behind by so many plain steps, it is after so many tokens."""
-
 
 class AdaptiveBlock:
-    """Chooses 1 to `max_rows` rows each round. Lives as long as one request."""
+    """Chooses block sizes from 1 to the draft's block size. Lives as long as one request.
+
+    Three estimates decide: the cost of a round (`costs`), the conditional acceptance rates
+    (`acceptance`, separate for three levels of the target's confidence in the anchor), and the
+    time already lost (`slowdown_budget`). While drafting does not pay it is disabled: plain steps
+    only, with a probe now and then (`probing`). Only a broken draft is disabled for the rest of
+    the request.
+    """
 
     def __init__(
         self,
         costs: LiveCosts,
-        start: Start | None = None,
+        counts: AcceptanceCounts | None = None,
         overlap: Overlap | None = None,
     ) -> None:
         self.disabled_reason: str | None = None
         self.broken = False
         self._costs = costs
-        self._max_rows = max_rows = costs.max_rows
         self._overlap = overlap or Overlap()
-        self._all = Acceptance(max_rows - 1)
-        if start is not None:
-            self._all.begin(start)
-        self._by_surety = [Acceptance(max_rows - 1, parent=self._all) for _ in range(3)]
-        self._surety = 1
-        self._slowdown_budget = SlowdownBudget(_SPAN)
-        self._probing = Probing()
-        self._change = TextChange()
+        n_positions = costs.max_block_size - 1
+        self._overall = AcceptanceEstimate(n_positions)
+        if counts is not None:
+            self._overall.set_prior(counts)
+        self._by_confidence = [
+            AcceptanceEstimate(n_positions, parent=self._overall)
+            for _ in range(len(_CONFIDENCE_BOUNDS) + 1)
+        ]
+        self._level = 1  # confidence level of the anchor
+        self._budget = SlowdownBudget(_BUDGET_SPAN)
+        self._probes = ProbeSchedule()
+        self._change = ConfidenceChange()
         self._context = 0
-        self._rows = 1
-        self._paid = 0.0  # plain steps gained lately, capped: what a losing streak may use up
-        self._missing = 0.0  # tokens less than were promised, lately
+        self._block_size = 1  # of the last drafted round
+        self._credit = 0.0  # plain steps gained recently, capped at _MAX_CREDIT
+        self._shortfall = 0.0  # expected tokens that were not accepted recently
         self._n_drafted = 0  # rounds
         self._n_plain = 0  # plain steps in a row
-        self._losing = False  # whether plain decoding was faster behind the last anchor
+        self._losing = False  # whether plain decoding was faster at the last anchor
         self._n_unchecked = 0  # tokens since plain steps were last measured
-        self._check = 0  # plain steps still to be measured
+        self._n_check_steps = 0  # plain steps still to be measured
 
-    def seen(self) -> Start:
-        """Return the acceptance found by position; nothing where hardly anything was drafted."""
-        return self._all.seen() if self._n_drafted >= _TELLING else Start()
+    def acceptance_counts(self) -> AcceptanceCounts:
+        """Return the counts of this request; empty after hardly any drafted round."""
+        enough = self._n_drafted >= _MIN_REPORTED_ROUNDS
+        return self._overall.totals() if enough else AcceptanceCounts()
 
-    def outlook(self, context: int) -> tuple[int, float]:
-        """Return the best drafting width behind `context` rows, and its speed in plain speeds."""
+    def best_draft(self, context: int) -> tuple[int, float]:
+        """Return the best block size above 1 after `context` tokens, and its expected speedup."""
         self._context = context
-        return self._best(self._all)
+        return self._best(self._overall)
 
     def rows(self, context: int) -> int:
-        """Return the rows of the next round behind `context` rows."""
+        """Return the block size of the next round after `context` tokens."""
         self._context = context
-        if self.broken or self._check or self._unmeasured(context):
+        if self.broken or self._n_check_steps or self._unmeasured(context):
             return 1
         if self.disabled_reason:
-            return self._probe() if self._probing.due else 1
-        width, gain = self._best_here()
-        lost_before, self._losing = self._losing, gain < 1 / _EDGE
-        if self._losing and (lost_before or gain * self._costs.unpipelined < 1 / _EDGE):
+            return self._probe() if self._probes.due else 1
+        block_size, speedup = self._best_here()
+        lost_before, self._losing = self._losing, speedup < 1 / MIN_SPEEDUP
+        if self._losing and (lost_before or speedup * self._costs.unpipelined < 1 / MIN_SPEEDUP):
             return 1
-        width = min(width, self._trusted_rows())
-        if not self._slowdown_budget.allows(self._risk(width), self._share(gain)):
-            self._park("drafting has lost too much time lately")
+        block_size = min(block_size, self._largest_allowed())
+        if not self._budget.allows(self._risk(block_size), _drafting_budget(speedup)):
+            self._disable("drafting has lost too much time lately")
             return 1
-        self._rows = width
-        return width
+        self._block_size = block_size
+        return block_size
 
     def next_step_is_plain(self) -> bool:
-        """Whether a plain step now will be followed by another."""
+        """Return whether another plain step follows a plain step now."""
         if self.broken:
             return True
-        if self._check:
-            return self._check > 1
+        if self._n_check_steps:
+            return self._n_check_steps > 1
         if self.disabled_reason is not None:
-            return self._probing.left > 1
+            return self._probes.remaining > 1
         if self._unmeasured(self._context):
-            return self._n_plain < _FIRST_STEPS
-        return self._n_plain > 0 and self._best_here()[1] < 1 / _EDGE
+            return self._n_plain < _FIRST_PLAIN_STEPS
+        return self._n_plain > 0 and self._best_here()[1] < 1 / MIN_SPEEDUP
 
     def timed(self) -> bool:
-        """Whether the next round should time its draft apart: statistics want the split."""
+        """Return whether the next round times its draft separately, for the statistics."""
         return self.disabled_reason is None and self._n_drafted % TIMED_EVERY == TIMED_EVERY - 1
 
     def drafts_ahead(self) -> bool:
-        """Whether to launch the next draft before the caller gets this round's tokens."""
+        """Return whether the next draft is launched before the caller gets this round's tokens."""
         return self._overlap.on and self.disabled_reason is None and not self.timed()
 
     def observe(self, done: Round) -> None:
-        """Learn what a finished round cost and what it brought."""
+        """Update costs, acceptance and budget from a finished round."""
         n_tokens = len(done.tokens)
-        self._learn_cost(done)
+        self._update_costs(done)
         if done.drafted:
-            price = self._price(done)
-            self._slowdown_budget.book(n_tokens, price)
-            self._learn_acceptance(done, price - n_tokens)
+            cost = self._cost(done)
+            self._budget.record(n_tokens, cost)
+            self._update_acceptance(done, cost - n_tokens)
             self._reconsider(done)
         else:
-            self._slowdown_budget.book(
-                n_tokens, self._costs.unpipelined if done.unpipelined else None
-            )
+            self._budget.record(n_tokens, self._costs.unpipelined if done.unpipelined else None)
             if self.disabled_reason:
-                self._probing.step(n_tokens)
-            elif self._best(self._all)[1] < 1 / _EDGE:
-                self._park(_SLOWER)
+                self._probes.advance(n_tokens)
+            elif self._best(self._overall)[1] < 1 / MIN_SPEEDUP:
+                self._disable(_SLOWER)
             else:
-                self._by_surety[self._surety].fade(_FADE)
+                self._by_confidence[self._level].discount(_PLAIN_STEP_DISCOUNT)
         for confidence in done.confidence:
             if self._change.observe(confidence) and self.disabled_reason:
-                self._probing.hurry()
-                self._all.age(_DOUBT)
+                self._probes.probe_now()
+                self._overall.limit_evidence(_CHANGE_ROUNDS)
         if done.confidence:
-            self._surety = sum(done.confidence[-1] >= border for border in _UNSURE)
+            self._level = sum(done.confidence[-1] >= bound for bound in _CONFIDENCE_BOUNDS)
 
-    def _learn_cost(self, done: Round) -> None:
-        """Refine the cost of the round's width."""
+    def _update_costs(self, done: Round) -> None:
         expected = self._costs.seconds(done.drafted + 1, done.context)
-        shown = not done.launched_early or done.caller_s <= _HIDDEN * expected
+        measurable = not done.launched_early or done.caller_s <= _MAX_CALLER_SHARE * expected
         if done.drafted:
             self._n_plain = 0
             self._n_drafted += 1
             self._n_unchecked += len(done.tokens)
             if done.draft_s is not None:
-                return  # it waited for the device once more than rounds do
-            if shown:
+                return  # a timed round waits for the device once more than others
+            if measurable:
                 self._costs.observe(done.drafted + 1, done.context, done.seconds)
-            self._overlap.observe(
-                done.launched_early,
-                (done.seconds + done.caller_s)
-                / self._costs.seconds(done.drafted + 1, done.context),
-            )
+            expected = self._costs.seconds(done.drafted + 1, done.context)
+            self._overlap.observe(done.launched_early, (done.seconds + done.caller_s) / expected)
             return
         self._n_plain += 1
-        self._check = max(0, self._check - 1)
+        self._n_check_steps = max(0, self._n_check_steps - 1)
         if done.unpipelined and not self._unmeasured(done.context):
             self._costs.observe_unpipelined(done.context, done.seconds)
-        elif shown and done.whole:
-            believed = self._risk(self._rows) + 1
+        elif measurable and done.whole:
+            before = self._risk(self._block_size) + 1
             self._costs.observe(1, done.context, done.seconds)
-            self._slowdown_budget.correct((self._risk(self._rows) + 1) / believed)
+            self._budget.rescale((self._risk(self._block_size) + 1) / before)
         if self._n_plain > 1:
             self._n_unchecked = 0
 
     def _unmeasured(self, context: int) -> bool:
-        """Whether plain steps have to be measured before anything is drafted here."""
-        return self._costs.n_seen(1, context) < _BELIEVED
+        """Return whether plain steps must be measured before anything is drafted."""
+        return self._costs.n_observed(1, context) < _MIN_OBSERVATIONS
 
-    def _price(self, done: Round) -> float:
-        """Return what a round cost in plain steps; a width hardly known is booked as it came."""
-        n_rows = done.drafted + 1
-        price = self._risk(n_rows) + 1
-        if self._costs.n_seen(n_rows, done.context) > _BELIEVED:
-            return price
-        return max(price, done.seconds / self._costs.seconds(1, done.context))
+    def _cost(self, done: Round) -> float:
+        """Return the cost of a round in plain steps, at least as measured while it is new."""
+        block_size = done.drafted + 1
+        cost = self._risk(block_size) + 1
+        if self._costs.n_observed(block_size, done.context) > _MIN_OBSERVATIONS:
+            return cost
+        return max(cost, done.seconds / self._costs.seconds(1, done.context))
 
-    def _learn_acceptance(self, done: Round, lost: float) -> None:
-        promised = expected_tokens(self._all.hazards())[done.drafted]
-        self._all.observe(done.judged, done.accepted)
-        self._by_surety[self._surety].observe(done.judged, done.accepted)
-        self._paid = min(self._paid - lost, _CREDIT)
-        self._missing = max(0.0, self._missing + 0.75 * promised - len(done.tokens))
-        if self._missing > _MISSING * promised:
-            self._doubt(_DOUBT)
+    def _update_acceptance(self, done: Round, lost_steps: float) -> None:
+        expected = expected_tokens(self._overall.rates())[done.drafted]
+        self._overall.observe(done.judged, done.accepted)
+        self._by_confidence[self._level].observe(done.judged, done.accepted)
+        self._credit = min(self._credit - lost_steps, _MAX_CREDIT)
+        missing = _SHORTFALL_FRACTION * expected - len(done.tokens)
+        self._shortfall = max(0.0, self._shortfall + missing)
+        if self._shortfall > _SHORTFALL_ROUNDS * expected:
+            self._limit_evidence(_CHANGE_ROUNDS)
 
-    def _doubt(self, n_rounds: float) -> None:
-        """Let what was learned count little: the text has probably changed."""
-        self._missing = 0.0
-        for acceptance in (self._all, *self._by_surety):
-            acceptance.age(n_rounds)
+    def _limit_evidence(self, n_rounds: float) -> None:
+        """Discount all acceptance evidence to `n_rounds` rounds: the text probably changed."""
+        self._shortfall = 0.0
+        for estimate in (self._overall, *self._by_confidence):
+            estimate.limit_evidence(n_rounds)
 
     def _reconsider(self, done: Round) -> None:
-        """Park, go on, or come back."""
+        """Disable drafting, continue, or enable it again after a drafted round."""
         if not done.healthy:
             self.broken = True
             self.disabled_reason = "the draft's logits are not finite"
             return
-        gain = self._best(self._all)[1]
-        hope = self._widest_gain(self._all.hopeful(_OPTIMISM))[1]
+        speedup = self._best(self._overall)[1]
+        upper_rates = self._overall.upper_rates(_DISABLE_ERRORS)
+        upper = best_block_size(upper_rates, self._costs.relative(self._context))[1]
         if self.disabled_reason is None:
-            if hope < 1 / _EDGE and self._paid < 0:
-                self._park(_SLOWER)
-            elif self._n_unchecked > self._check_after(gain):
-                self._check = 4
-        elif gain >= _EDGE:
+            if upper < 1 / MIN_SPEEDUP and self._credit < 0:
+                self._disable(_SLOWER)
+            elif self._n_unchecked > self._check_interval(speedup):
+                self._n_check_steps = _CHECK_STEPS
+        elif speedup >= MIN_SPEEDUP:
             self.disabled_reason = None
-            if self._paid > 0:
-                self._probing.won()
-        elif self._paid < 0 and hope < 1:
-            self._wait()
+            if self._credit > 0:
+                self._probes.reset()
+        elif self._credit < 0 and upper < 1:
+            self._back_off()
 
-    def _share(self, gain: float) -> float:
-        """Return the share that drafting may lose: the more, the surer it is to come back."""
-        low, high = _DRAFTING_SHARE
-        return low + (high - low) * min(max((gain - 1) / _SURE_GAIN, 0.0), 1.0)
+    def _check_interval(self, speedup: float) -> float:
+        """Return the tokens after which plain steps are measured again."""
+        losing = self._budget.lost_steps > _LOSING_STEPS
+        return _LOSING_CHECK_TOKENS if losing else _CHECK_TOKENS * (speedup - 1)
 
-    def _check_after(self, gain: float) -> float:
-        """Return the tokens after which plain steps are measured again: soon while losing."""
-        return _CHECK_LOSING if self._slowdown_budget.worst > _WORRY else _CHECK_EVERY * (gain - 1)
-
-    def _park(self, reason: str) -> None:
+    def _disable(self, reason: str) -> None:
         self.disabled_reason = reason
-        self._missing = 0.0
-        self._wait()
+        self._shortfall = 0.0
+        self._back_off()
 
-    def _wait(self) -> None:
-        """Put off the next probe; what it finds shall outweigh what was known."""
-        self._paid = 0.0
-        self._doubt(_PROBE_DOUBT)
-        self._probing.lost(int(stake(self._risk(self._probe_rows())) / _PROBING_COST))
+    def _back_off(self) -> None:
+        """Lengthen the interval to the next probe, whose result outweighs older evidence."""
+        self._credit = 0.0
+        self._limit_evidence(_PROBE_ROUNDS)
+        longest = probe_cost(self._risk(self._probe_size())) / _PROBING_RATE
+        self._probes.back_off(int(longest))
 
     def _probe(self) -> int:
-        """Return the rows of a probe that is due, or 1 and put it off: plain steps shall run on."""
-        width = self._probe_rows()
-        share = _CHANGED_SHARE if self._probing.hurried else _PROBING_SHARE
-        if width > 1 and self._slowdown_budget.allows(self._risk(width), share):
-            return width
-        self._probing.postpone()
+        """Return the block size of a due probe, or postpone it and return 1."""
+        block_size = self._probe_size()
+        share = _CHANGE_BUDGET if self._probes.after_change else _PROBING_BUDGET
+        if block_size > 1 and self._budget.allows(self._risk(block_size), share):
+            return block_size
+        self._probes.postpone()
         return 1
 
-    def _probe_rows(self) -> int:
-        """Return the rows of a probe, 1 if it could not win as far as costs are known."""
-        costs = self._costs.relative(self._context)[: self._trusted_rows()]
-        width, wins = probe_width(self._all, costs, _EDGE)
-        return width if wins or self._costs.n_seen(width, self._context) < _BELIEVED else 1
+    def _probe_size(self) -> int:
+        """Return the block size of a probe; 1 if no measured block size can win."""
+        costs = self._costs.relative(self._context)[: self._largest_allowed()]
+        block_size, wins = probe_block_size(self._overall, costs, MIN_SPEEDUP)
+        unmeasured = self._costs.n_observed(block_size, self._context) < _MIN_OBSERVATIONS
+        return block_size if wins or unmeasured else 1
 
-    def _trusted_rows(self) -> int:
-        """Return the most rows to try: a cost is trusted up to twice the widest round seen."""
-        return min(self._max_rows, max(_FIRST_ROWS, 2 * self._costs.widest_seen(self._context)))
+    def _largest_allowed(self) -> int:
+        """Return the largest block size whose cost estimate is close to an observed one."""
+        observed = self._costs.largest_observed(self._context)
+        allowed = max(_FIRST_BLOCK_SIZE, _BLOCK_SIZE_GROWTH * observed)
+        return min(self._costs.max_block_size, allowed)
 
-    def _risk(self, n_rows: int) -> float:
-        """Return the plain steps that a round loses if nothing is accepted."""
-        return self._costs.relative(self._context)[n_rows - 1] - 1
+    def _risk(self, block_size: int) -> float:
+        """Return the plain steps that a round loses if no draft token is accepted."""
+        return self._costs.relative(self._context)[block_size - 1] - 1
 
     def _best_here(self) -> tuple[int, float]:
-        """Return the best width behind an anchor as sure as the last one, and its speed."""
-        return self._best(self._by_surety[self._surety])
+        """Return the best block size and its speedup at the confidence of the last anchor."""
+        return self._best(self._by_confidence[self._level])
 
-    def _best(self, acceptance: Acceptance) -> tuple[int, float]:
-        """Return the best width for drafting, and its speed in plain speeds."""
-        return self._widest_gain(acceptance.hazards(), self._rows)
-
-    def _widest_gain(self, hazards: list[float], kept: int = 1) -> tuple[int, float]:
-        """Return the best width and its speed; `kept` is left for a clearly better one only."""
-        tokens = expected_tokens(hazards)
+    def _best(self, estimate: AcceptanceEstimate) -> tuple[int, float]:
         costs = self._costs.relative(self._context)
-        gains = [tokens[at] / costs[at] for at in range(1, len(costs))]
-        best = max(range(len(gains)), key=gains.__getitem__)
-        if 1 < kept < len(gains) + 2 and gains[best] < gains[kept - 2] * _EDGE:
-            best = kept - 2
-        return best + 2, gains[best]
+        return best_block_size(estimate.rates(), costs, self._block_size)
+
+
+def _drafting_budget(speedup: float) -> float:
+    """Return the share of time that drafting may lose: more where it is likely to win it back."""
+    low, high = _DRAFTING_BUDGET
+    return low + (high - low) * min(max((speedup - 1) / _FULL_BUDGET_GAIN, 0.0), 1.0)

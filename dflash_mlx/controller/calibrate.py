@@ -1,7 +1,6 @@
-"""What rounds cost here, found by decoding: the survey is a policy, run through the one loop.
+"""Measures the cost of rounds on this machine, by decoding nonsense with each block size.
 
-What is measured so is what will be paid: draft, verification, overhead and the host's own work.
-The text is nonsense and is thrown away.
+It must not know what is done with the costs.
 """
 
 import time
@@ -18,101 +17,111 @@ from dflash_mlx.decode.round import Round
 from dflash_mlx.models.pair import Pair
 
 BUDGET_S = 1.6
-"""Seconds that a survey may take; a round that was begun is finished."""
+"""Seconds of a calibration, so that loading a pair takes less than two seconds longer. A round
+that has begun is finished."""
 
-_PROMPT_ROWS = 16
-_WARM_UP = 1
-"""Rounds of a width that are not counted: the first of a shape may build kernels."""
+_PROMPT_TOKENS = 16
+"""Tokens of the prompt: short, because attention over it is not what is measured."""
 
-_ENOUGH = 3
-"""Rounds of a width that are measured."""
+_WARM_UP_ROUNDS = 1
+"""Rounds of a block size that are not counted: the first of a shape may compile kernels."""
 
-_AT_LEAST = 2
-"""Widths without which there is nothing to compare."""
+_MEASURED_ROUNDS = 3
+"""Rounds of a block size that are measured: the smallest number whose median drops an outlier."""
+
+_MIN_BLOCK_SIZES = 2
+"""Block sizes measured even if the time is up: a ratio needs plain steps and one other."""
 
 
-class Survey:
-    """A policy that goes through widths, the telling ones first, until its time is up."""
+class CalibrationPolicy:
+    """A policy that measures one block size after another until its time is up."""
 
     disabled_reason = None
     broken = False
 
-    def __init__(self, max_rows: int, budget_s: float, clock: Callable[[], float]) -> None:
+    def __init__(self, max_block_size: int, budget_s: float, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._until = clock() + budget_s
-        self._seen: dict[int, list[float]] = defaultdict(list)
-        self._widths = _order(max_rows)
-        self._width = next(self._widths)
-        self._left = _WARM_UP + _ENOUGH
+        self._deadline = clock() + budget_s
+        self._seconds: dict[int, list[float]] = defaultdict(list)
+        self._block_sizes = _order(max_block_size)
+        self._block_size = next(self._block_sizes)
+        self._remaining = _WARM_UP_ROUNDS + _MEASURED_ROUNDS
         self.done = False
 
     def rows(self, context: int) -> int:
-        """Return the width being measured."""
-        return self._width
+        """Return the block size being measured."""
+        return self._block_size
 
     def next_step_is_plain(self) -> bool:
-        """Whether another plain step follows, as it would in plain decoding."""
-        return self._width == 1 and self._left > 1
+        """Return whether another plain step follows, as in plain decoding."""
+        return self._block_size == 1 and self._remaining > 1
 
     def timed(self) -> bool:
-        """Whether drafts are timed apart; here never."""
+        """Return False: drafts are not timed separately."""
         return False
 
     def drafts_ahead(self) -> bool:
-        """Whether drafts are launched early; here never."""
+        """Return False: drafts are not launched early."""
         return False
 
     def observe(self, done: Round) -> None:
-        """Take a round's time and go on to the next."""
-        self._left -= 1
-        if self._left < _ENOUGH and done.whole:
-            self._seen[done.drafted + 1].append(done.seconds)
-        hurried = len(self._seen[self._width]) >= 1 and self._clock() >= self._until
-        if self._left and not hurried:
+        """Record a round's time; change to the next block size after enough rounds."""
+        self._remaining -= 1
+        if self._remaining < _MEASURED_ROUNDS and done.whole:
+            self._seconds[done.drafted + 1].append(done.seconds)
+        late = bool(self._seconds[self._block_size]) and self._clock() >= self._deadline
+        if self._remaining and not late:
             return
-        width = next(self._widths, None)
-        self.done = width is None or (self._clock() >= self._until and len(self._seen) >= _AT_LEAST)
-        self._width, self._left = width or 1, _WARM_UP + _ENOUGH
+        block_size = next(self._block_sizes, None)
+        enough = len(self._seconds) >= _MIN_BLOCK_SIZES
+        self.done = block_size is None or (self._clock() >= self._deadline and enough)
+        self._block_size = block_size or 1
+        self._remaining = _WARM_UP_ROUNDS + _MEASURED_ROUNDS
 
-    def curve(self, row_s: float) -> CostCurve:
-        """Return what was measured."""
-        widths = tuple(sorted(width for width, seen in self._seen.items() if seen))
-        seconds = tuple(median(self._seen[width]) for width in widths)
-        return CostCurve(widths, (_PROMPT_ROWS,), (seconds,), row_s)
+    def curve(self, context_token_s: float) -> CostCurve:
+        """Return the medians of the measured times."""
+        block_sizes = tuple(sorted(size for size, times in self._seconds.items() if times))
+        seconds = tuple(median(self._seconds[size]) for size in block_sizes)
+        return CostCurve(block_sizes, (_PROMPT_TOKENS,), (seconds,), context_token_s)
 
 
 def calibrate(
     pair: Pair,
-    max_rows: int,
+    max_block_size: int,
     budget_s: float = BUDGET_S,
     clock: Callable[[], float] = time.perf_counter,
 ) -> CostCurve:
-    """Return the cost curve of `pair` up to `max_rows` rows, measured in about `budget_s`.
+    """Return the cost curve of `pair` up to `max_block_size`, measured in about `budget_s`.
 
-    Long contexts are not measured: what their rows add is reckoned from the time that a plain
-    step takes for the bytes it reads, until rounds there are seen.
+    The calibration runs the decode loop, so a round contains what a real one contains: draft,
+    verification, overhead and host work. Long contexts are not measured: the cost of a context
+    token is estimated from the bytes it adds to a plain step, until rounds there are observed.
     """
-    survey = Survey(max_rows, budget_s, clock)
+    policy = CalibrationPolicy(max_block_size, budget_s, clock)
     cache = pair.make_cache()
-    prompt = [token % pair.target.shape.vocab_size for token in range(1, _PROMPT_ROWS + 2)]
-    state = prefill(pair, cache, prompt, _PROMPT_ROWS, lambda done, total: True)
+    prompt = [token % pair.target.shape.vocab_size for token in range(1, _PROMPT_TOKENS + 2)]
+    state = prefill(pair, cache, prompt, _PROMPT_TOKENS, lambda done, total: True)
     assert state is not None
-    rule = request_rule(SamplingConfig(), 0)
-    plan = DecodeConfig(
-        survey,
-        rule,
+    config = DecodeConfig(
+        policy,
+        request_rule(SamplingConfig(), 0),
         lambda tokens: StopDecision(len(tokens), False),
         pair.target.shape.context_length,
     )
-    for _ in decode(pair, cache, state, plan):
-        if survey.done:
+    for _ in decode(pair, cache, state, config):
+        if policy.done:
             break
-    step_s = survey.curve(0.0).at(1, _PROMPT_ROWS)
+    step_s = policy.curve(0.0).at(1, _PROMPT_TOKENS)
     shape = pair.target.shape
-    return survey.curve(step_s * shape.row_bytes / max(shape.step_bytes, 1))
+    return policy.curve(step_s * shape.row_bytes / max(shape.step_bytes, 1))
 
 
-def _order(max_rows: int) -> Iterator[int]:
-    """Yield the widths from 1 to `max_rows`, those that tell most about a machine first."""
-    wanted = [1, min(5, max_rows), max_rows, 2, 3, max_rows // 2, 4, 6, *range(7, max_rows)]
-    yield from dict.fromkeys(width for width in wanted if 1 <= width <= max_rows)
+def _order(max_block_size: int) -> Iterator[int]:
+    """Yield the block sizes from 1 to `max_block_size`, the most informative first.
+
+    Plain steps and the two ends come first; 5 is the last size before kernels for small matrices
+    stop on most machines. Whatever the time does not suffice for is interpolated.
+    """
+    order = [1, min(5, max_block_size), max_block_size, 2, 3, max_block_size // 2, 4, 6]
+    order += range(7, max_block_size)
+    yield from dict.fromkeys(size for size in order if 1 <= size <= max_block_size)

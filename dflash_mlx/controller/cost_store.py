@@ -1,7 +1,6 @@
-"""What was learned of a pair on this machine, kept for the next time: one JSON file a pair.
+"""Stores what the controller learned of a pair on this machine: one JSON file per pair.
 
-A file speaks for one chip, one target and draft in one quantization, and one version of MLX;
-anything else is measured again, and said.
+It must not know how costs are measured.
 """
 
 import hashlib
@@ -12,16 +11,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dflash_mlx.controller.acceptance import Start
+from dflash_mlx.controller.acceptance import AcceptanceCounts
 from dflash_mlx.controller.costs import CostCurve
 from dflash_mlx.system.json_file import write_json
 
-_FORMAT = 2
+_FORMAT = 3
+"""Raised when the keys of the file change; a file of another format is measured again."""
 
 
 @dataclass(frozen=True)
 class CostKey:
-    """Where costs were measured: everything that they depend on."""
+    """Everything that costs depend on: the machine, the pair, its weights, and the software."""
 
     chip: str
     device: str
@@ -34,67 +34,68 @@ class CostKey:
 
     @property
     def name(self) -> str:
-        """The name of its file, the same for every version of MLX."""
-        known = "\n".join(value for key, value in asdict(self).items() if key != "mlx")
-        digest = hashlib.sha256(known.encode()).hexdigest()[:12]
+        """The file name. It does not depend on the version of MLX."""
+        values = "\n".join(value for key, value in asdict(self).items() if key != "mlx")
+        digest = hashlib.sha256(values.encode()).hexdigest()[:12]
         return f"{re.sub('[^A-Za-z0-9.-]+', '-', self.model)[-60:].strip('-')}-{digest}.json"
 
 
 @dataclass(frozen=True)
-class Learned:
-    """What is kept: costs of rounds, and where the next request may start from."""
+class LearnedCosts:
+    """Costs of rounds and the acceptance counts of earlier requests."""
 
     curve: CostCurve
-    start: Start
+    counts: AcceptanceCounts
 
 
 class CostStore:
-    """The files, in `folder` (made when the first is written)."""
+    """The files in `folder`, which is created when the first file is written."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def load(self, place: CostKey) -> tuple[Learned | None, str | None]:
-        """Return what was learned at `place`, or None with a word on why it cannot be used.
+    def load(self, key: CostKey) -> tuple[LearnedCosts | None, str | None]:
+        """Return the costs stored for `key`, or None and the reason they cannot be used.
 
-        There is no word where nothing was kept.
+        The reason is None where no file exists.
         """
-        file = self.folder / place.name
+        file = self.folder / key.name
         try:
             values = json.loads(file.read_text(encoding="utf-8"))
-            kept = values["place"]
             if values["format"] != _FORMAT:
-                return None, f"costs kept in another format are not used ({file})"
-            if kept != asdict(place):
-                return None, f"costs measured with mlx {kept['mlx']} are not used with {place.mlx}"
+                return None, f"{file} has another format; costs are measured again"
+            stored = values["key"]
+            if stored != asdict(key):
+                reason = f"costs were measured with mlx {stored['mlx']}, not {key.mlx}"
+                return None, f"{reason}; they are measured again"
             return _learned(values), None
         except FileNotFoundError:
             return None, None
         except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
-            return None, f"the costs in {file} cannot be read ({error}); measuring again"
+            return None, f"{file} cannot be read ({error}); costs are measured again"
 
-    def save(self, place: CostKey, learned: Learned) -> str | None:
-        """Keep what was learned at `place`; return a word on why that failed, if it did."""
-        curve, start = asdict(learned.curve), asdict(learned.start)
-        values = {"format": _FORMAT, "place": asdict(place), "curve": curve, "start": start}
+    def save(self, key: CostKey, learned: LearnedCosts) -> str | None:
+        """Store the costs for `key`; return the reason where that failed."""
+        curve, counts = asdict(learned.curve), asdict(learned.counts)
+        values = {"format": _FORMAT, "key": asdict(key), "curve": curve, "counts": counts}
         try:
-            write_json(self.folder / place.name, values)
+            write_json(self.folder / key.name, values)
         except OSError as error:
-            return f"costs could not be kept in {self.folder} ({error.strerror})"
+            return f"costs cannot be written to {self.folder} ({error.strerror})"
         return None
 
 
-def _learned(values: Mapping[str, Any]) -> Learned:
-    curve, start = values["curve"], values["start"]
-    return Learned(
+def _learned(values: Mapping[str, Any]) -> LearnedCosts:
+    curve, counts = values["curve"], values["counts"]
+    return LearnedCosts(
         CostCurve(
-            widths=tuple(int(width) for width in curve["widths"]),
+            block_sizes=tuple(int(size) for size in curve["block_sizes"]),
             contexts=tuple(int(context) for context in curve["contexts"]),
             seconds=tuple(tuple(float(cost) for cost in row) for row in curve["seconds"]),
-            row_s=float(curve["row_s"]),
+            context_token_s=float(curve["context_token_s"]),
         ),
-        Start(
-            tuple(float(count) for count in start["tries"]),
-            tuple(float(count) for count in start["hits"]),
+        AcceptanceCounts(
+            tuple(float(count) for count in counts["n_drafted"]),
+            tuple(float(count) for count in counts["n_accepted"]),
         ),
     )

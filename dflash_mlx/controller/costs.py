@@ -1,8 +1,6 @@
-"""What a round costs: measured seconds by rows and context, refined while decoding.
+"""Cost of a round by block size and context length: a measured curve and a Kalman filter over it.
 
-A *curve* is what was measured before the first request; *live costs* start from it and follow
-the rounds that are seen. Nothing is assumed about the shape of a curve: cliffs between two
-widths are a fact of matrix kernels, so a width that was seen is corrected by itself.
+It must not know acceptance, models or text.
 """
 
 import math
@@ -15,173 +13,212 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-_NOISE = 0.01
-"""Variance of the log of one measured time around its cost."""
+_OBSERVATION_NOISE = 0.01
+"""Variance of the log of one measured time around its cost (10% standard deviation)."""
 
-_CLIP = 2.5
-"""Most that one round may tell, in standard errors: a page fault is no new cost."""
+_MAX_INNOVATION = 2.5
+"""Innovations are clipped to this many standard deviations: a page fault is not a new cost."""
 
-_MACHINE, _PLAIN, _DRAFT, _WIDTH = 0.01, 0.0025, 0.03, 0.01
-"""Variances of what a curve may have wrong: in everything alike, in plain steps, in all drafting,
-and in one width more than in the next."""
+_MACHINE_VARIANCE = 0.01
+"""Initial variance of the log error that all block sizes share."""
 
-_MACHINE_WALK, _WIDTH_WALK = 1e-3, 2e-5
-"""Variances that each round adds: machines change their state, widths keep their cost."""
+_PLAIN_VARIANCE = 0.0025
+"""Initial variance of the log error of plain steps alone."""
 
-_ALONE, _ALONE_ROUNDS, _ALONE_WALK, _MOST_ALONE = 1.1, 4.0, 0.02, 0.3
-"""What a plain step by itself costs until it is seen, the steps that this guess counts for, the
-least weight of a new one, and the most (in logs) that one may tell."""
+_DRAFT_VARIANCE = 0.03
+"""Initial variance of the log error that all rounds with a draft share."""
 
-_REACH = 3.0
-"""Widths this far apart have little in common."""
+_BLOCK_SIZE_VARIANCE = 0.01
+"""Initial variance of the log error of one block size against its neighbours."""
 
-_GRAIN = 64
-"""Rows of context within which costs are the same."""
+_CORRELATION_LENGTH = 3.0
+"""Distance in block size at which the correlation of those errors has fallen to 1/e."""
 
-_SHORT, _NEAR = 2048, 2.0
-"""Contexts are alike below so many rows, and while one is not so many times the other."""
+_MACHINE_PROCESS_NOISE = 1e-3
+"""Variance that each round adds to the shared error: the machine's clock changes."""
+
+_BLOCK_SIZE_PROCESS_NOISE = 2e-5
+"""Variance that each round adds to one block size: its relative cost hardly changes."""
+
+_UNPIPELINED_COST = 1.1
+"""Cost of an unpipelined plain step, in pipelined ones, before one is measured."""
+
+_UNPIPELINED_PRIOR_STEPS = 4.0
+"""Pseudo-count of that value."""
+
+_UNPIPELINED_MIN_STEP = 0.02
+"""Smallest step size of its running average (a memory of 50 steps)."""
+
+_UNPIPELINED_MAX_INNOVATION = 0.3
+"""Innovations of that average are clipped to this difference of logs."""
+
+_CONTEXT_GRAIN = 64
+"""Context is rounded down to this many tokens for the cost table.
+
+64 tokens change a round by under 1% on every shipped cost table; the value bounds the number of
+interpolations, not the quality.
+"""
+
+_SHORT_CONTEXT = 2048
+"""Contexts below this many tokens count as similar: attention is a small part of a step there."""
+
+_SIMILAR_CONTEXT = 2.0
+"""Longest ratio of two contexts (plus `_SHORT_CONTEXT`) that still count as similar."""
 
 
 @dataclass(frozen=True)
 class CostCurve:
-    """Seconds of a whole round (draft, verify, overhead) by rows, at one or more contexts.
+    """Seconds of a whole round (draft, verify, overhead), at one or more context lengths.
 
-    `widths` ascend from 1, `contexts` (rows) ascend, and `seconds[i][j]` was measured at
-    `contexts[i]` with `widths[j]` rows. `row_s` is what each row of context adds for each row of
-    the block where no longer context was measured.
+    `block_sizes` ascend from 1 and `contexts` (tokens) ascend; `seconds[i][j]` was measured at
+    `contexts[i]` with `block_sizes[j]`. Beyond the longest context, each token of context adds
+    `context_token_s` seconds for each token of the block.
     """
 
-    widths: tuple[int, ...]
+    block_sizes: tuple[int, ...]
     contexts: tuple[int, ...]
     seconds: tuple[tuple[float, ...], ...]
-    row_s: float = 0.0
+    context_token_s: float = 0.0
 
     def __post_init__(self) -> None:
-        assert self.widths and self.widths[0] == 1, self.widths
-        assert list(self.widths) == sorted(set(self.widths)), self.widths
-        assert self.contexts and list(self.contexts) == sorted(set(self.contexts)), self.contexts
-        assert len(self.seconds) == len(self.contexts), (len(self.seconds), len(self.contexts))
-        assert all(len(row) == len(self.widths) for row in self.seconds), self.widths
+        sizes, contexts = self.block_sizes, self.contexts
+        assert sizes and sizes[0] == 1, sizes
+        assert list(sizes) == sorted(set(sizes)), sizes
+        assert contexts and list(contexts) == sorted(set(contexts)), contexts
+        assert len(self.seconds) == len(contexts), (len(self.seconds), len(contexts))
+        assert all(len(row) == len(sizes) for row in self.seconds), sizes
 
-    def at(self, n_rows: int, context: int) -> float:
-        """Return the seconds of a round of `n_rows` rows behind `context` rows."""
+    def at(self, block_size: int, context: int) -> float:
+        """Return the seconds of a round of `block_size` tokens after `context` tokens."""
         last = self.contexts[-1]
         if context >= last:
-            measured = _between(self.widths, self.seconds[-1], n_rows)
-            return measured + (context - last) * n_rows * self.row_s
-        column = [_between(self.widths, row, n_rows) for row in self.seconds]
-        return _between(self.contexts, column, max(context, self.contexts[0]))
+            measured = _interpolate(self.block_sizes, self.seconds[-1], block_size)
+            return measured + (context - last) * block_size * self.context_token_s
+        column = [_interpolate(self.block_sizes, row, block_size) for row in self.seconds]
+        return _interpolate(self.contexts, column, max(context, self.contexts[0]))
 
 
 class LiveCosts:
-    """Costs of rounds of 1 to `max_rows` rows as they are now. Lives as long as the pair.
+    """Current costs of rounds of 1 to `max_block_size` tokens. Lives as long as the pair.
 
-    Kept as a log-correction to the curve for every width, jointly Gaussian: what one round shows
-    moves all widths as far as they have causes in common. A machine that heats up while it
-    drafts makes plain steps dearer too, and the plain step that proves it wrong moves the
-    drafting widths back. This is a Kalman filter whose state is a random walk.
+    The state is a log correction to the curve for every block size, jointly Gaussian, and the
+    filter is a Kalman filter for a random walk: one round updates every block size as far as
+    their errors are correlated. A machine that slows down while it drafts makes plain steps more
+    expensive too, and the next plain step corrects the estimate for all block sizes. Nothing is
+    assumed about the shape of the curve: matrix kernels have cliffs between two block sizes, so
+    each observed block size also has an error of its own.
     """
 
-    def __init__(self, curve: CostCurve, max_rows: int) -> None:
+    def __init__(self, curve: CostCurve, max_block_size: int) -> None:
         self.curve = curve
-        self.max_rows = max_rows
-        self._shift = np.zeros(max_rows)
-        self._doubt = _first_doubt(max_rows)
-        self._walk = np.full((max_rows, max_rows), _MACHINE_WALK) + np.eye(max_rows) * _WIDTH_WALK
-        self._seen: dict[int, tuple[int, int]] = {}  # rows -> (rounds, context of the last)
+        self.max_block_size = n = max_block_size
+        self._state = np.zeros(n)
+        self._covariance = _initial_covariance(n)
+        shared = np.full((n, n), _MACHINE_PROCESS_NOISE)
+        self._process_noise = shared + np.eye(n) * _BLOCK_SIZE_PROCESS_NOISE
+        self._observed: dict[int, tuple[int, int]] = {}  # block size -> (rounds, last context)
         self._context = 0
-        self._place = -1
-        self._known: Floats = np.ones(max_rows)
+        self._grain = -1
+        self._curve_ratios: Floats = np.ones(n)
         self._relative: list[float] = []
-        self._alone = math.log(_ALONE)
-        self._n_alone = _ALONE_ROUNDS
+        self._log_unpipelined = math.log(_UNPIPELINED_COST)
+        self._n_unpipelined = _UNPIPELINED_PRIOR_STEPS
 
     @property
     def unpipelined(self) -> float:
-        """What a plain step costs that waits for the host on both sides, in plain steps."""
-        return max(math.exp(self._alone), 1.0)
+        """Cost of a plain step that waits for the host on both sides, in pipelined plain steps."""
+        return max(math.exp(self._log_unpipelined), 1.0)
 
-    def seconds(self, n_rows: int, context: int) -> float:
+    def seconds(self, block_size: int, context: int) -> float:
         """Return the expected seconds of a round."""
-        return self.curve.at(n_rows, context) * math.exp(self._shift[n_rows - 1])
+        return self.curve.at(block_size, context) * math.exp(self._state[block_size - 1])
 
     def relative(self, context: int) -> list[float]:
-        """Return what rounds of 1 to `max_rows` rows cost, in plain steps."""
-        if self._place != context // _GRAIN:
-            self._place = context // _GRAIN
-            costs = [self.curve.at(rows, context) for rows in range(1, self.max_rows + 1)]
-            self._known = np.array(costs) / costs[0]
+        """Return the costs of block sizes 1 to `max_block_size`, in plain steps."""
+        if self._grain != context // _CONTEXT_GRAIN:
+            self._grain = context // _CONTEXT_GRAIN
+            costs = [self.curve.at(size, context) for size in range(1, self.max_block_size + 1)]
+            self._curve_ratios = np.array(costs) / costs[0]
             self._relative = []
         if not self._relative:
-            self._relative = (self._known * np.exp(self._shift - self._shift[0])).tolist()
+            ratios = self._curve_ratios * np.exp(self._state - self._state[0])
+            self._relative = ratios.tolist()
         return self._relative
 
-    def observe(self, n_rows: int, context: int, seconds: float) -> None:
-        """Learn from a round that took `seconds`."""
-        if not _alike(context, self._context):
-            self._doubt += _first_doubt(self.max_rows)
-        at = n_rows - 1
-        news = math.log(max(seconds, 1e-9) / self.curve.at(n_rows, context)) - self._shift[at]
-        self._doubt += self._walk
-        variance = self._doubt[at, at] + _NOISE
-        most = _CLIP * math.sqrt(variance)
-        gain = self._doubt[at] / variance
-        self._shift += gain * min(max(news, -most), most)
-        self._doubt -= np.outer(gain, self._doubt[at])
-        self._seen[n_rows] = (self.n_seen(n_rows, context) + 1, context)
+    def observe(self, block_size: int, context: int, seconds: float) -> None:
+        """Update from a round that took `seconds` (one Kalman step)."""
+        if not _similar(context, self._context):
+            self._covariance += _initial_covariance(self.max_block_size)
+        at = block_size - 1
+        measured = math.log(max(seconds, 1e-9) / self.curve.at(block_size, context))
+        innovation = measured - self._state[at]
+        self._covariance += self._process_noise
+        variance = self._covariance[at, at] + _OBSERVATION_NOISE
+        limit = _MAX_INNOVATION * math.sqrt(variance)
+        gain = self._covariance[at] / variance
+        self._state += gain * min(max(innovation, -limit), limit)
+        self._covariance -= np.outer(gain, self._covariance[at])
+        self._observed[block_size] = (self.n_observed(block_size, context) + 1, context)
         self._context = context
         self._relative = []
 
     def observe_unpipelined(self, context: int, seconds: float) -> None:
-        """Learn from a plain step by itself that took `seconds`."""
-        self._n_alone += 1
-        weight = max(1 / self._n_alone, _ALONE_WALK)
-        news = math.log(max(seconds, 1e-9) / self.seconds(1, context)) - self._alone
-        self._alone += weight * min(max(news, -_MOST_ALONE), _MOST_ALONE)
+        """Update from an unpipelined plain step that took `seconds`."""
+        self._n_unpipelined += 1
+        step = max(1 / self._n_unpipelined, _UNPIPELINED_MIN_STEP)
+        measured = math.log(max(seconds, 1e-9) / self.seconds(1, context))
+        innovation, limit = measured - self._log_unpipelined, _UNPIPELINED_MAX_INNOVATION
+        self._log_unpipelined += step * min(max(innovation, -limit), limit)
 
-    def learned(self) -> CostCurve:
-        """Return the curve as corrected at the context last seen, other contexts as they were."""
-        widths = tuple(range(1, self.max_rows + 1))
+    def corrected_curve(self) -> CostCurve:
+        """Return the curve, corrected at contexts similar to the last one observed."""
+        block_sizes = tuple(range(1, self.max_block_size + 1))
         curve, context = self.curve, self._context
-        kept = {
-            other: tuple(curve.at(rows, other) for rows in widths)
+        rows = {
+            other: tuple(curve.at(size, other) for size in block_sizes)
             for other in curve.contexts
-            if not _alike(other, context)
+            if not _similar(other, context)
         }
-        if self._seen:
-            kept[context] = tuple(self.seconds(rows, context) for rows in widths)
-        if not kept:
+        if self._observed:
+            rows[context] = tuple(self.seconds(size, context) for size in block_sizes)
+        if not rows:
             return curve
-        contexts = tuple(sorted(kept))
-        return CostCurve(widths, contexts, tuple(kept[at] for at in contexts), curve.row_s)
+        contexts = tuple(sorted(rows))
+        seconds = tuple(rows[at] for at in contexts)
+        return CostCurve(block_sizes, contexts, seconds, curve.context_token_s)
 
-    def n_seen(self, n_rows: int, context: int) -> int:
-        """Return how many rounds of `n_rows` rows were seen at about this context."""
-        n_rounds, at = self._seen.get(n_rows, (0, 0))
-        return n_rounds if _alike(at, context) else 0
+    def n_observed(self, block_size: int, context: int) -> int:
+        """Return the number of rounds observed with this block size at a similar context."""
+        n_rounds, last_context = self._observed.get(block_size, (0, 0))
+        return n_rounds if _similar(last_context, context) else 0
 
-    def widest_seen(self, context: int) -> int:
-        """Return the most rows that a round was seen with at about this context, at least 1."""
-        return max((rows for rows in self._seen if self.n_seen(rows, context)), default=1)
+    def largest_observed(self, context: int) -> int:
+        """Return the largest block size observed at a similar context, at least 1."""
+        sizes = (size for size in self._observed if self.n_observed(size, context))
+        return max(sizes, default=1)
 
 
-def _first_doubt(max_rows: int) -> Floats:
-    """Return the covariance [rows, rows] of a curve's errors."""
-    rows = np.arange(1, max_rows + 1)
-    apart = np.abs(rows[:, None] - rows[None, :])
-    drafting = _DRAFT + _WIDTH * np.exp(-apart / _REACH)
+def _initial_covariance(n: int) -> Floats:
+    """Return the covariance [n, n] of the curve's log errors before any round."""
+    sizes = np.arange(1, n + 1)
+    distance = np.abs(sizes[:, None] - sizes[None, :])
+    drafting = _DRAFT_VARIANCE + _BLOCK_SIZE_VARIANCE * np.exp(-distance / _CORRELATION_LENGTH)
     drafting[0, :] = drafting[:, 0] = 0.0
-    drafting[0, 0] = _PLAIN
-    doubt: Floats = drafting + _MACHINE
-    return doubt
+    drafting[0, 0] = _PLAIN_VARIANCE
+    covariance: Floats = drafting + _MACHINE_VARIANCE
+    return covariance
 
 
-def _alike(context: int, other: int) -> bool:
-    return 1 / _NEAR <= (context + _SHORT) / (other + _SHORT) <= _NEAR
+def _similar(context: int, other: int) -> bool:
+    ratio = (context + _SHORT_CONTEXT) / (other + _SHORT_CONTEXT)
+    return 1 / _SIMILAR_CONTEXT <= ratio <= _SIMILAR_CONTEXT
 
 
-def _between(xs: Sequence[int], ys: Sequence[float], x: int) -> float:
-    """Return y at `x` on straight lines between points; the last line goes on behind them."""
+def _interpolate(xs: Sequence[int], ys: Sequence[float], x: int) -> float:
+    """Return y at `x`, piecewise linear; beyond the last point the last segment continues.
+
+    A falling last segment does not continue: a larger block is never taken to be cheaper.
+    """
     at = bisect_right(xs, x)
     if at == 0 or len(xs) == 1:
         return ys[0]

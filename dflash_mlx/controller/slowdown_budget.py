@@ -1,48 +1,47 @@
-"""The books: how far behind plain decoding an answer is, from wherever one begins to count.
+"""The slowdown budget: a bound on the time lost to speculation over a sliding window of tokens.
 
-Losses are in plain steps. The ledger is what makes "never slower" a property of the code and
-not of its tuning: a round that could take the worst stretch beyond the allowance is not drafted.
+It must not know how a block size is chosen: the bound holds for any choice.
 """
 
 import numpy as np
 
 
 class SlowdownBudget:
-    """Prices and tokens of the last `span` tokens' rounds, but for plain steps in a row.
+    """Costs and tokens of the rounds over the last `span` tokens, in plain steps.
 
-    Such a step costs its token by definition, whatever a clock says of it. Prices are estimates
-    until plain steps are measured again, so they can be corrected afterwards.
+    Pipelined plain steps cost exactly their tokens, whatever a clock measures. Other costs are
+    estimates, so they can be rescaled when plain steps are measured again.
     """
 
     def __init__(self, span: int) -> None:
         self._span = span
-        self._places = np.zeros((4 * span, 3))  # sums so far: tokens, priced tokens, price
+        self._sums = np.zeros((4 * span, 3))  # cumulative tokens, tokens with a cost, cost
         self._first, self._last = 0, 0
 
-    def book(self, n_tokens: int, price: float | None = None) -> None:
-        """Enter a round: its tokens, and its price in plain steps; None for one in a row."""
-        if self._last == len(self._places) - 1:
-            kept = self._places[self._first : self._last + 1].copy()
-            self._places[: len(kept)] = kept
-            self._first, self._last = 0, len(kept) - 1
-        priced = 0 if price is None else n_tokens
-        now = self._places[self._last] + (n_tokens, priced, price or 0.0)
+    def record(self, n_tokens: int, cost: float | None = None) -> None:
+        """Add a round. `cost` is in plain steps; None for a pipelined plain step."""
+        if self._last == len(self._sums) - 1:
+            window = self._sums[self._first : self._last + 1].copy()
+            self._sums[: len(window)] = window
+            self._first, self._last = 0, len(window) - 1
+        n_with_cost = 0 if cost is None else n_tokens
+        now = self._sums[self._last] + (n_tokens, n_with_cost, cost or 0.0)
         self._last += 1
-        self._places[self._last] = now
-        while self._places[self._first, 0] < now[0] - self._span:
+        self._sums[self._last] = now
+        while self._sums[self._first, 0] < now[0] - self._span:
             self._first += 1
 
-    def correct(self, factor: float) -> None:
-        """Multiply all prices: a plain step turned out to be shorter or longer."""
-        self._places[self._first : self._last + 1, 2] *= factor
+    def rescale(self, factor: float) -> None:
+        """Multiply all costs by `factor`, because the estimate of a plain step changed."""
+        self._sums[self._first : self._last + 1, 2] *= factor
 
     @property
-    def worst(self) -> float:
-        """Plain steps lost since the least favourable beginning within the span, at least 0."""
-        places = self._places[self._first : self._last + 1]
-        lost = places[:, 2] - places[:, 1]
+    def lost_steps(self) -> float:
+        """Plain steps lost since the least favourable start within the window, at least 0."""
+        sums = self._sums[self._first : self._last + 1]
+        lost = sums[:, 2] - sums[:, 1]
         return float(lost[-1] - lost.min())
 
     def allows(self, risk: float, share: float) -> bool:
-        """Whether a round that may lose `risk` plain steps keeps within `share` of the span."""
-        return self.worst + risk <= share * self._span
+        """Return whether a round that may lose `risk` plain steps stays within `share`."""
+        return self.lost_steps + risk <= share * self._span

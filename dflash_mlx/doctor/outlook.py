@@ -6,7 +6,7 @@ from typing import Any
 from dflash_mlx.controller.acceptance import expected_tokens
 from dflash_mlx.controller.adaptive import AdaptiveBlock
 from dflash_mlx.controller.cost_store import CostStore
-from dflash_mlx.controller.tuning import Tuning
+from dflash_mlx.controller.state import ControllerState
 from dflash_mlx.doctor.checkup import Finding
 from dflash_mlx.engine.loaded import LoadedPair
 from dflash_mlx.engine.measured_costs import cost_key, default_cost_store
@@ -29,7 +29,7 @@ def check_auto(
         why = f"{word}; " if word else ""
         yield Finding("auto", "ok", f"{why}costs are measured when the pair is loaded")
         return
-    tuning = Tuning(learned.curve, draft.block_size, learned.start)
+    tuning = ControllerState(learned.curve, draft.block_size, learned.counts)
     costs = tuning.costs.relative(n_rows)
     facts["costs"] = dict(enumerate(costs, 1))
     yield Finding("costs", "ok", f"{plot(costs)} plain steps a round, {n_rows} rows of context")
@@ -46,14 +46,14 @@ def plot(costs: list[float]) -> str:
     return f"1 row: {costs[0]:.1f} {bars} {len(costs)} rows: {costs[-1]:.1f}"
 
 
-def _choice(tuning: Tuning, n_rows: int) -> tuple[int, float, str]:
+def _choice(tuning: ControllerState, n_rows: int) -> tuple[int, float, str]:
     """Return the rows that auto would begin with, the speed expected, and why."""
     policy: AdaptiveBlock = tuning.policy()
-    rows, gain = policy.outlook(n_rows)
+    rows, gain = policy.best_draft(n_rows)
     costs = tuning.costs.relative(n_rows)
-    if not tuning.start.hazards:
+    if not tuning.counts.rates:
         return rows, gain, "begins by trying: nothing is known yet of what is accepted here"
-    tokens = expected_tokens(tuning.start.hazards)[rows - 1]
+    tokens = expected_tokens(tuning.counts.rates)[rows - 1]
     seen = f"{rows} rows bring about {tokens:.1f} tokens and cost {costs[rows - 1]:.1f} plain steps"
     if gain > 1:
         return rows, gain, f"begins with {rows} rows: {seen}, {gain:.2f} times plain speed"

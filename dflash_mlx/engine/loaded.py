@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dflash_mlx.cache import STEP
 from dflash_mlx.config import CacheConfig, SamplingConfig
 from dflash_mlx.controller.adaptive import AdaptiveBlock
-from dflash_mlx.controller.tuning import Tuning
+from dflash_mlx.controller.state import ControllerState
 from dflash_mlx.decode.policy import BlockPolicy
 from dflash_mlx.kernels.pair_kernels import PairKernels
 from dflash_mlx.loading.compute import Compute
@@ -43,7 +43,7 @@ class LoadedPair:
     quantized: bool
     trained_thinking: bool | None = None
     no_draft: str | None = None
-    tuning: Tuning | None = None
+    tuning: ControllerState | None = None
     kernels: PairKernels | None = None
 
     @property

@@ -8,9 +8,9 @@ from dataclasses import replace
 from importlib.metadata import version
 
 from dflash_mlx.controller.calibrate import calibrate
-from dflash_mlx.controller.cost_store import CostKey, CostStore, Learned
+from dflash_mlx.controller.cost_store import CostKey, CostStore, LearnedCosts
 from dflash_mlx.controller.costs import CostCurve
-from dflash_mlx.controller.tuning import Tuning
+from dflash_mlx.controller.state import ControllerState
 from dflash_mlx.engine.loaded import LoadedPair
 from dflash_mlx.loading.compute import weight_bytes
 from dflash_mlx.models.draft.dflash import BoundDraft
@@ -42,10 +42,10 @@ def with_costs(
     if problem:
         on_step(problem)
     if learned is not None:
-        known = Tuning(learned.curve, draft.block_size, learned.start, key.kernels)
+        known = ControllerState(learned.curve, draft.block_size, learned.counts, key.kernels)
         return replace(loaded, tuning=known)
     on_step("measuring the cost of rounds on this machine")
-    tuning = Tuning(_measure(loaded), draft.block_size, kernels=key.kernels)
+    tuning = ControllerState(_measure(loaded), draft.block_size, kernels=key.kernels)
     measured = replace(loaded, tuning=tuning)
     if problem := save_costs(measured, store):
         on_step(problem)
@@ -58,7 +58,7 @@ def remeasure_costs(loaded: LoadedPair) -> None:
     Call it on the worker thread. It takes under two seconds.
     """
     if loaded.tuning is not None and loaded.tuning.kernels != (kernels := _kernels(loaded)):
-        loaded.tuning.measured(_measure(loaded), kernels)
+        loaded.tuning.replace_costs(_measure(loaded), kernels)
 
 
 def save_costs(loaded: LoadedPair, store: CostStore | None = None) -> str | None:
@@ -66,7 +66,7 @@ def save_costs(loaded: LoadedPair, store: CostStore | None = None) -> str | None
     tuning = loaded.tuning
     if tuning is None:
         return None
-    learned = Learned(tuning.costs.learned(), tuning.start)
+    learned = LearnedCosts(tuning.costs.corrected_curve(), tuning.counts)
     return (store or default_cost_store()).save(cost_key(loaded), learned)
 
 

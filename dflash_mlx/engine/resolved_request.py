@@ -102,7 +102,7 @@ def _block_size(loaded: LoadedPair, asked: int | None) -> int:
     if asked is not None:
         return asked
     if loaded.tuning is not None:
-        return loaded.tuning.costs.max_rows
+        return loaded.tuning.costs.max_block_size
     if loaded.quantized and not loaded.compute.dense:
         return min(_UNMEASURED_QUANTIZED_BLOCK, draft.block_size)
     return draft.block_size

@@ -1,6 +1,6 @@
-"""A policy, and every fixed width, through one scenario; and how the policy did.
+"""Runs a policy and every fixed block size through one scenario, and compares them.
 
-Times are judged without noise; the policy sees them with it, as a real one would.
+Times are judged without noise; the policy sees them with noise, as a real one does.
 """
 
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dflash_mlx.controller.costs import CostCurve
-from dflash_mlx.controller.tuning import Tuning
+from dflash_mlx.controller.state import ControllerState
 from dflash_mlx.decode.policy import BlockPolicy
 from dflash_mlx.decode.round import Round
 from dflash_mlx.simulate.requests import Requests
@@ -16,144 +16,175 @@ from dflash_mlx.simulate.scenario import Scenario
 from dflash_mlx.simulate.trace import Floats, Ints, Trace, make_trace
 
 SPAN = 512
-"""Tokens of the stretches that must not be slower than plain decoding."""
+"""Tokens of the sliding window in which decoding must not be slower than plain decoding."""
+
+_OUTLIER_SHARE, _OUTLIER_FACTOR = 0.02, 3
+"""Measured times: one in fifty is three times too long, as after a page fault."""
 
 
-class Machine:
-    """The true seconds of a round in a scenario, by rows and place in the text."""
+class SimulatedMachine:
+    """The true seconds of a round in a scenario, by block size and position in the text."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         curve = scenario.costs.curve()
-        self._base = [0.0] + [curve.at(rows, 0) for rows in range(1, scenario.max_rows + 1)]
+        sizes = range(1, scenario.max_block_size + 1)
+        self._base = [0.0] + [curve.at(size, 0) for size in sizes]
 
-    def seconds(self, n_rows: int, at: int) -> float:
-        """Return the seconds of a round of `n_rows` rows at token `at` of the answer."""
+    def seconds(self, block_size: int, at: int) -> float:
+        """Return the seconds of a round of `block_size` tokens at token `at` of the answer."""
         scenario = self._scenario
-        seconds = self._base[n_rows] + scenario.costs.context_s(n_rows, scenario.context + at)
-        return seconds * (scenario.throttle if at >= scenario.throttle_at else 1.0)
+        context_s = scenario.costs.context_s(block_size, scenario.context + at)
+        throttle = scenario.throttle if at >= scenario.throttle_at else 1.0
+        return (self._base[block_size] + context_s) * throttle
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a policy did. Ratios are speeds: 1 is as fast, more is faster.
+    """The result of a policy. `*speedup` are ratios to plain decoding, over the whole text.
 
-    `worst_of_plain` is over any `SPAN` tokens, `of_plain` and `of_best` over the whole text;
-    `best_rows` is the fixed width that hindsight would have taken, and `best_worst` how slow it
-    was over its own worst `SPAN` tokens, which nothing held it to. `shares` gives the share of
-    tokens that was decoded at each width.
+    `worst_speedup` is the lowest over any `SPAN` tokens. `relative_to_best` is the ratio to the
+    best fixed block size in hindsight (`best_block_size`), whose own figures are `best_speedup`
+    and `best_worst_speedup`. `shares` is the share of tokens decoded with each block size.
     """
 
     name: str
-    worst_of_plain: float
-    of_plain: float
-    of_best: float
-    best_rows: int
-    best_of_plain: float
-    best_worst: float
+    worst_speedup: float
+    speedup: float
+    relative_to_best: float
+    best_block_size: int
+    best_speedup: float
+    best_worst_speedup: float
     tokens_per_round: float
     shares: dict[int, float]
 
 
-def run_auto(scenario: Scenario) -> Outcome:
-    """Return how the controller decodes a scenario, knowing only what it was told of costs.
+@dataclass(frozen=True)
+class Reference:
+    """Plain decoding and the best fixed block size on one trace.
 
-    Every recorded answer is a request of its own.
+    `plain` [n] is the seconds of each plain step; `ends` and `seconds` are the committed tokens
+    after, and the seconds of, each round with the best fixed block size.
     """
-    tuning = Tuning(believed_curve(scenario), scenario.max_rows)
-    lengths = [len(one.right) for one in scenario.recorded]
-    return simulate(scenario, make_trace(scenario), Requests(tuning, lengths))
+
+    plain: Floats
+    best_block_size: int
+    ends: Ints
+    seconds: Floats
 
 
-def believed_curve(scenario: Scenario) -> CostCurve:
-    """Return the costs that the controller is told: short contexts, and wrong as told to be."""
+def run_auto(
+    scenario: Scenario, trace: Trace | None = None, reference: Reference | None = None
+) -> Outcome:
+    """Return how the controller decodes a scenario, starting from the costs it is given.
+
+    Every recorded answer is a request of its own. `trace` and `reference` are computed unless
+    the caller has them.
+    """
+    state = ControllerState(initial_curve(scenario), scenario.max_block_size)
+    lengths = [len(recording.accepted) for recording in scenario.recorded]
+    trace = trace or make_trace(scenario)
+    return simulate(scenario, trace, Requests(state, lengths), reference)
+
+
+def initial_curve(scenario: Scenario) -> CostCurve:
+    """Return the costs that the controller starts from: short contexts, wrong by `cost_error`."""
     true = scenario.costs.curve()
-    told = tuple(
-        seconds * (scenario.believed if rows > 1 else 1.0)
-        for rows, seconds in zip(true.widths, true.seconds[0], strict=True)
+    seconds = tuple(
+        seconds * (scenario.cost_error if size > 1 else 1.0)
+        for size, seconds in zip(true.block_sizes, true.seconds[0], strict=True)
     )
-    return CostCurve(true.widths, (0,), (told,), scenario.costs.context_ms / 1e6)
+    return CostCurve(true.block_sizes, (0,), (seconds,), scenario.costs.context_ms / 1e6)
 
 
-def simulate(scenario: Scenario, trace: Trace, policy: BlockPolicy) -> Outcome:
+def simulate(
+    scenario: Scenario, trace: Trace, policy: BlockPolicy, reference: Reference | None = None
+) -> Outcome:
     """Return how `policy` decodes `trace`."""
-    machine = Machine(scenario)
-    plain = np.array([machine.seconds(1, at) for at in range(trace.n_tokens)])
-    ends, seconds, rows = _decode(scenario, trace, machine, policy)
-    fixed = {width: _fixed(trace, machine, width) for width in range(1, scenario.max_rows + 1)}
-    best = min(fixed, key=lambda width: float(fixed[width][1].sum()))
-    best_s = float(fixed[best][1].sum())
+    reference = reference or make_reference(scenario, trace)
+    plain, best_s = reference.plain, float(reference.seconds.sum())
+    ends, seconds, sizes = _decode(scenario, trace, policy)
     total = float(seconds.sum())
     tokens = np.diff(np.concatenate([[0], ends]))
     return Outcome(
         name=scenario.name,
-        worst_of_plain=_worst(ends, seconds, plain),
-        of_plain=float(plain.sum()) / total,
-        of_best=best_s / total,
-        best_rows=best,
-        best_of_plain=float(plain.sum()) / best_s,
-        best_worst=_worst(*fixed[best], plain),
+        worst_speedup=_worst_speedup(ends, seconds, plain),
+        speedup=float(plain.sum()) / total,
+        relative_to_best=best_s / total,
+        best_block_size=reference.best_block_size,
+        best_speedup=float(plain.sum()) / best_s,
+        best_worst_speedup=_worst_speedup(reference.ends, reference.seconds, plain),
         tokens_per_round=trace.n_tokens / len(ends),
         shares={
-            int(width): float(tokens[rows == width].sum()) / trace.n_tokens
-            for width in np.unique(rows)
+            int(size): float(tokens[sizes == size].sum()) / trace.n_tokens
+            for size in np.unique(sizes)
         },
     )
 
 
-def _decode(
-    scenario: Scenario, trace: Trace, machine: Machine, policy: BlockPolicy
-) -> tuple[Ints, Floats, Ints]:
-    """Run the policy; return the tokens done, the true seconds and the rows of every round."""
+def make_reference(scenario: Scenario, trace: Trace) -> Reference:
+    """Return plain decoding and the best fixed block size on `trace`."""
+    machine = SimulatedMachine(scenario)
+    plain = np.array([machine.seconds(1, at) for at in range(trace.n_tokens)])
+    sizes = range(1, scenario.max_block_size + 1)
+    fixed = {size: _decode_fixed(trace, machine, size) for size in sizes}
+    best = min(fixed, key=lambda size: float(fixed[size][1].sum()))
+    return Reference(plain, best, *fixed[best])
+
+
+def _decode(scenario: Scenario, trace: Trace, policy: BlockPolicy) -> tuple[Ints, Floats, Ints]:
+    """Run the policy; return committed tokens, true seconds and block size after every round."""
+    machine = SimulatedMachine(scenario)
     rng = np.random.default_rng(scenario.seed + 1)
     noise = np.exp(rng.normal(0, scenario.jitter, trace.n_tokens))
-    noise[rng.random(trace.n_tokens) < 0.02] *= 3
-    at, ends, seconds, widths = 0, [], [], []
-    ahead = False  # the step behind a plain step is launched before anything else is asked
-    right, confidence = trace.right.tolist(), trace.confidence.tolist()
+    noise[rng.random(trace.n_tokens) < _OUTLIER_SHARE] *= _OUTLIER_FACTOR
+    at, ends, seconds, sizes = 0, [], [], []
+    pipelined = False  # whether the next plain step is already launched
+    runs, confidence = trace.accepted.tolist(), trace.confidence.tolist()
     while at < trace.n_tokens:
-        launched_early = ahead
-        rows = 1 if ahead else min(policy.rows(scenario.context + at), trace.n_tokens - at)
-        ahead = rows == 1 and policy.next_step_is_plain()
-        accepted = min(right[at], rows - 1)
-        took = machine.seconds(rows, at)
-        if rows == 1 and not launched_early and not ahead:
-            took *= scenario.alone
+        launched_early = pipelined
+        wanted = 1 if pipelined else policy.rows(scenario.context + at)
+        size = min(wanted, trace.n_tokens - at)
+        pipelined = size == 1 and policy.next_step_is_plain()
+        accepted = min(runs[at], size - 1)
+        true_s = machine.seconds(size, at)
+        if size == 1 and not launched_early and not pipelined:
+            true_s *= scenario.unpipelined
         end = at + accepted + 1
         policy.observe(
             Round(
                 tokens=(0,) * (end - at),
-                drafted=rows - 1,
+                drafted=size - 1,
                 accepted=accepted,
                 healthy=True,
-                seconds=took * float(noise[at]),
+                seconds=true_s * float(noise[at]),
                 context=scenario.context + at,
                 confidence=tuple(confidence[at:end]),
                 launched_early=launched_early,
-                pipelined_next=ahead,
+                pipelined_next=pipelined,
             )
         )
         at = end
         ends.append(end)
-        seconds.append(took)
-        widths.append(rows)
-    return np.array(ends), np.array(seconds), np.array(widths)
+        seconds.append(true_s)
+        sizes.append(size)
+    return np.array(ends), np.array(seconds), np.array(sizes)
 
 
-def _fixed(trace: Trace, machine: Machine, width: int) -> tuple[Ints, Floats]:
-    """Return the tokens done and the seconds of every round of a fixed width."""
+def _decode_fixed(trace: Trace, machine: SimulatedMachine, block_size: int) -> tuple[Ints, Floats]:
+    """Return committed tokens and seconds after every round of a fixed block size."""
     at, ends, seconds = 0, [], []
-    right = trace.right.tolist()
+    accepted = trace.accepted.tolist()
     while at < trace.n_tokens:
-        rows = min(width, trace.n_tokens - at)
-        seconds.append(machine.seconds(rows, at))
-        at += min(right[at], rows - 1) + 1
+        size = min(block_size, trace.n_tokens - at)
+        seconds.append(machine.seconds(size, at))
+        at += min(accepted[at], size - 1) + 1
         ends.append(at)
     return np.array(ends), np.array(seconds)
 
 
-def _worst(ends: Ints, seconds: Floats, plain: Floats) -> float:
-    """Return the slowest stretch of at least `SPAN` tokens, as a share of plain speed."""
+def _worst_speedup(ends: Ints, seconds: Floats, plain: Floats) -> float:
+    """Return the lowest speedup over any window of at least `SPAN` tokens."""
     done = np.concatenate([[0], ends])
     spent = np.concatenate([[0.0], np.cumsum(seconds)])
     ideal = np.concatenate([[0.0], np.cumsum(plain)])

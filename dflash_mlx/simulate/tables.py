@@ -1,4 +1,4 @@
-"""The data files beside this one: TOML, one table an item."""
+"""Reads the data files of the simulator: TOML, one table per item."""
 
 import tomllib
 from importlib import resources

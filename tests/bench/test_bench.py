@@ -17,7 +17,7 @@ from dflash_mlx.bench.run import STOPPED, BenchConfig, Measured, Sample, run
 from dflash_mlx.bench.suites import KINDS, Prompt, bundled, data_set, long_document
 from dflash_mlx.bench.summary import spread, summarise, verdict
 from dflash_mlx.controller.costs import CostCurve
-from dflash_mlx.controller.tuning import Tuning
+from dflash_mlx.controller.state import ControllerState
 from dflash_mlx.engine.engine import Engine
 from dflash_mlx.engine.worker import Worker
 from dflash_mlx.errors import BadRequest
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.xdist_group("bench")  # the report is made once
 def engine(target):
     """A tiny pair behind the real engine, session and thread."""
     worker = Worker("bench test")
-    loaded = loaded_pair(Pair(target, random_draft(target)), tuning=Tuning(CURVE, 8))
+    loaded = loaded_pair(Pair(target, random_draft(target)), tuning=ControllerState(CURVE, 8))
     yield Engine(loaded, worker)
     worker.close()
 

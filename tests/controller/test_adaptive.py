@@ -4,15 +4,15 @@ import itertools
 
 import pytest
 
-from dflash_mlx.controller.acceptance import Acceptance, Start, expected_tokens
+from dflash_mlx.controller.acceptance import AcceptanceCounts, AcceptanceEstimate, expected_tokens
 from dflash_mlx.controller.adaptive import AdaptiveBlock
 from dflash_mlx.controller.costs import CostCurve, LiveCosts
-from dflash_mlx.controller.probing import Probing, TextChange
+from dflash_mlx.controller.probing import ConfidenceChange, ProbeSchedule
 from dflash_mlx.controller.slowdown_budget import SlowdownBudget
-from dflash_mlx.controller.tuning import Tuning
+from dflash_mlx.controller.state import ControllerState
 from dflash_mlx.decode.early_draft import Overlap
 from dflash_mlx.decode.round import Round
-from tests.controller.starts import start_of
+from tests.controller.counts import counts_of
 
 CHEAP = CostCurve((1, 8), (0,), ((0.010, 0.014),))
 STEEP = CostCurve((1, 8), (0,), ((0.010, 0.080),))
@@ -56,9 +56,12 @@ def test_tokens_behind_the_end_of_an_answer_are_not_taken_for_refused():
     policy = adaptive(CHEAP)
     for at in range(10):
         policy.observe(Round((0,) * 3, 7, 3, True, 0.02, context=at, confidence=(0.7,) * 3))
-    tries, hits = policy.seen().tries, policy.seen().hits
-    assert tries[:3] == hits[:3] == (10, 10, 10)
-    assert tries[3:] == (0,) * 4
+    n_drafted, n_accepted = (
+        policy.acceptance_counts().n_drafted,
+        policy.acceptance_counts().n_accepted,
+    )
+    assert n_drafted[:3] == n_accepted[:3] == (10, 10, 10)
+    assert n_drafted[3:] == (0,) * 4
 
 
 def test_text_that_drafts_well_gets_wide_blocks():
@@ -109,8 +112,8 @@ def test_a_change_of_text_brings_drafting_back_at_once():
 def test_a_parked_answer_runs_on_while_its_losses_allow_no_probe():
     """A probe that was due and never made kept every later step from being launched early."""
     policy = adaptive(CHEAP)
-    policy._park("here")
-    policy._slowdown_budget.book(1, 12.0)
+    policy._disable("test")
+    policy._budget.record(1, 12.0)
     next_step_is_plain = []
     for at in range(300):
         assert policy.rows(at) == 1
@@ -192,7 +195,7 @@ def test_plain_steps_run_on_while_drafting_pays_elsewhere():
     assert rows.count(8) > 0.8 * 3000 / 8, "sure stretches are drafted all the same"
 
 
-def test_parked_steps_are_next_step_is_plain_and_followed_by_plain_ones():
+def test_parked_steps_and_followed_by_plain_ones():
     """A step launched early for a plain round must not meet a drafted one."""
     policy = adaptive(CHEAP)
     next_step_is_plain = False
@@ -218,26 +221,26 @@ def test_a_draft_without_finite_logits_is_stopped_for_good_with_a_reason():
 
 def test_a_request_starts_from_what_earlier_ones_found():
     """Every answer began by finding out again that the draft is no good on this machine."""
-    hopeless = run(adaptive(CHEAP, start=start_of(*[0.02] * 7)), CHEAP, 30, lambda at: 0)
+    hopeless = run(adaptive(CHEAP, counts=counts_of(*[0.02] * 7)), CHEAP, 30, lambda at: 0)
     assert max(hopeless[:16]) == 1
     assert sum(width > 1 for width in hopeless) <= 1
-    known = run(adaptive(CHEAP, start=start_of(*[0.95] * 7)), CHEAP, 60, lambda at: 7)
+    known = run(adaptive(CHEAP, counts=counts_of(*[0.95] * 7)), CHEAP, 60, lambda at: 7)
     assert known[:4] == [1] * 4 and known[4] > 2, "plain steps are measured first"
 
 
 def test_no_start_is_for_good():
     """One bad answer switched a peer's drafting off until it was restarted."""
-    rows = run(adaptive(CHEAP, start=start_of(*[0.02] * 7)), CHEAP, 1500, lambda at: 7)
+    rows = run(adaptive(CHEAP, counts=counts_of(*[0.02] * 7)), CHEAP, 1500, lambda at: 7)
     assert rows[-50:].count(8) > 40
 
 
 def test_acceptance_at_positions_not_tried_is_that_of_the_last_one_tried():
     """A width never tried that looks hopeless is never tried."""
-    acceptance = Acceptance(7)
+    acceptance = AcceptanceEstimate(7)
     for _ in range(50):
         acceptance.observe(2, 2)
-    hazards = acceptance.hazards()
-    assert min(hazards) > 0.9
+    rates = acceptance.rates()
+    assert min(rates) > 0.9
 
 
 def test_expected_tokens_counts_the_bonus():
@@ -247,50 +250,50 @@ def test_expected_tokens_counts_the_bonus():
 
 def test_ledger_counts_from_the_least_favourable_beginning():
     """Gains of an hour ago do not excuse a slow answer now."""
-    ledger = SlowdownBudget(100)
-    ledger.book(5, 2.0)  # three steps won
-    ledger.book(1, 2.5)
-    ledger.book(1, 2.5)
-    assert ledger.worst == 3.0
-    assert ledger.allows(1.0, 0.04) and not ledger.allows(1.1, 0.04)
+    budget = SlowdownBudget(100)
+    budget.record(5, 2.0)  # three steps won
+    budget.record(1, 2.5)
+    budget.record(1, 2.5)
+    assert budget.lost_steps == 3.0
+    assert budget.allows(1.0, 0.04) and not budget.allows(1.1, 0.04)
     for _ in range(101):
-        ledger.book(1)
-    assert ledger.worst == 0.0
+        budget.record(1)
+    assert budget.lost_steps == 0.0
 
 
 def test_ledger_corrects_what_was_booked_at_a_wrong_price():
     """Plain steps that turn out longer make the drafts of a moment ago cheaper."""
-    ledger = SlowdownBudget(100)
-    ledger.book(1, 2.0)
-    ledger.correct(0.75)
-    assert ledger.worst == 0.5
+    budget = SlowdownBudget(100)
+    budget.record(1, 2.0)
+    budget.rescale(0.75)
+    assert budget.lost_steps == 0.5
 
 
 def test_ledger_keeps_its_books_over_a_long_answer():
     """Books that are copied forward once in a while must not lose a line."""
-    ledger = SlowdownBudget(16)
+    budget = SlowdownBudget(16)
     for _ in range(500):
-        ledger.book(1, 1.25)
-    assert abs(ledger.worst - 16 * 0.25) < 1e-9
+        budget.record(1, 1.25)
+    assert abs(budget.lost_steps - 16 * 0.25) < 1e-9
 
 
 def test_probing_doubles_to_a_bound_and_starts_again():
     """Without a bound an hour of prose would end drafting."""
-    probing = Probing()
+    schedule = ProbeSchedule()
     left = []
     for _ in range(6):
-        probing.lost(longest=200)
-        left.append(probing.left)
+        schedule.back_off(longest=200)
+        left.append(schedule.remaining)
     assert left == [16, 32, 64, 128, 200, 200]
-    probing.hurry()
-    assert probing.due
+    schedule.probe_now()
+    assert schedule.due
 
 
 def test_text_change_is_noticed_and_noise_is_not():
-    """Probing at every uncertain word would be probing all the time."""
+    """Probing at every uncertain word would be schedule all the time."""
     import random
 
-    chance, change = random.Random(3), TextChange()
+    chance, change = random.Random(3), ConfidenceChange()
     calm = [change.observe(min(max(chance.gauss(0.6, 0.2), 0), 1)) for _ in range(2000)]
     assert sum(calm) <= 8
     moved = [change.observe(min(max(chance.gauss(0.93, 0.08), 0), 1)) for _ in range(60)]
@@ -333,46 +336,46 @@ def test_the_draft_is_timed_apart_now_and_then():
 
 def test_a_start_learned_with_other_blocks_is_left_out():
     """A draft trained again with another block size made every answer fail at its end."""
-    tuning = Tuning(CHEAP, 8, start_of(0.9, 0.8, 0.7))
-    assert tuning.start == Start()
-    policy = tuning.policy()
+    state = ControllerState(CHEAP, 8, counts_of(0.9, 0.8, 0.7))
+    assert state.counts == AcceptanceCounts()
+    policy = state.policy()
     run(policy, CHEAP, 200, lambda at: 7)
-    tuning.learn(policy)
-    assert min(tuning.start.hazards) > 0.9
+    state.learn(policy)
+    assert min(state.counts.rates) > 0.9
 
 
 def test_odds_fall_along_a_block_as_they_did_before():
     """What is known of wide blocks was forgotten while narrow ones ran: they looked better."""
-    fresh, started = Acceptance(7), Acceptance(7)
-    started.begin(start_of(0.5, *[0.35] * 6))
+    fresh, started = AcceptanceEstimate(7), AcceptanceEstimate(7)
+    started.set_prior(counts_of(0.5, *[0.35] * 6))
     for at in range(200):
         for each in (fresh, started):
             each.observe(1, at % 2)
-    first, second = started.hazards()[:2]
-    assert abs(first - fresh.hazards()[0]) < 0.01
-    assert abs(fresh.hazards()[1] - first) < 0.05 and second < first - 0.1
+    first, second = started.rates()[:2]
+    assert abs(first - fresh.rates()[0]) < 0.01
+    assert abs(fresh.rates()[1] - first) < 0.05 and second < first - 0.1
 
 
 def test_trials_of_drafting_ahead_are_apart_by_the_size_of_rounds():
     """Seconds of one block and shares of another have no median in common."""
-    tuning = Tuning(CHEAP, 8)
-    assert tuning.overlap(4) is tuning.overlap(4)
-    assert tuning.overlap(4) is not tuning.overlap() is not tuning.overlap(2)
+    state = ControllerState(CHEAP, 8)
+    assert state.overlap(4) is state.overlap(4)
+    assert state.overlap(4) is not state.overlap() is not state.overlap(2)
 
 
 def test_a_start_remembers_whole_requests_and_not_their_ends():
     """One that ended parked left the next a few lost probes to begin with."""
-    tuning = Tuning(CHEAP, 8)
-    policy = tuning.policy()
+    state = ControllerState(CHEAP, 8)
+    policy = state.policy()
     run(policy, CHEAP, 300, lambda at: 7)
     run(policy, CHEAP, 100, lambda at: 0)
-    tuning.learn(policy)
-    after_one = tuning.start.hazards[0]
+    state.learn(policy)
+    after_one = state.counts.rates[0]
     assert after_one > 0.5
-    policy = tuning.policy()
+    policy = state.policy()
     run(policy, CHEAP, 300, lambda at: 1)
-    tuning.learn(policy)
-    first, second = tuning.start.hazards[:2]
+    state.learn(policy)
+    first, second = state.counts.rates[:2]
     assert first > after_one and second < first
 
 
@@ -380,7 +383,7 @@ def test_probes_are_as_wide_as_acceptance_along_a_block_is_worth():
     """Texts whose second token is seldom right were probed with eight rows, at their price."""
     dear = CostCurve((1, 2, 8), (0,), ((0.1, 0.13, 0.18),))
     flat, steep = (
-        run(adaptive(dear, start=start_of(0.3, *[fall] * 6)), dear, 400, lambda at: 0)
+        run(adaptive(dear, counts=counts_of(0.3, *[fall] * 6)), dear, 400, lambda at: 0)
         for fall in (0.3, 0.03)
     )
     assert max(flat) > 2 and set(steep) == {1, 2}

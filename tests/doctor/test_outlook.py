@@ -3,14 +3,14 @@
 import mlx.core as mx
 import pytest
 
-from dflash_mlx.controller.cost_store import CostStore, Learned
+from dflash_mlx.controller.cost_store import CostStore, LearnedCosts
 from dflash_mlx.controller.costs import CostCurve
 from dflash_mlx.doctor.combinations import check_combination
 from dflash_mlx.doctor.outlook import check_auto, plot
 from dflash_mlx.engine.measured_costs import cost_key, save_costs, with_costs
 from dflash_mlx.loading.compute import Compute
 from dflash_mlx.models.pair import Pair
-from tests.controller.starts import start_of
+from tests.controller.counts import counts_of
 from tests.tiny import loaded_pair, random_draft
 
 CURVE = CostCurve((1, 8), (0,), ((0.010, 0.020),))
@@ -35,7 +35,7 @@ def test_without_costs_it_says_when_they_are_measured(loaded, tmp_path):
 def test_costs_are_shown_with_the_choice_and_its_reason(loaded, tmp_path):
     """Users asked which knob matters; the answer is a number of rows and why."""
     store, facts = CostStore(tmp_path), {}
-    store.save(cost_key(loaded), Learned(CURVE, start_of(*[0.9] * 7)))
+    store.save(cost_key(loaded), LearnedCosts(CURVE, counts_of(*[0.9] * 7)))
     costs, choice = _texts(loaded, store, facts)
     assert "█" in costs and "8 rows: 2.0" in costs
     assert "8 rows" in choice and "times plain speed" in choice
@@ -45,7 +45,7 @@ def test_costs_are_shown_with_the_choice_and_its_reason(loaded, tmp_path):
 def test_a_draft_that_loses_is_said_to_lose(loaded, tmp_path):
     """Off, and why, in the same words for every machine."""
     store = CostStore(tmp_path)
-    store.save(cost_key(loaded), Learned(CURVE, start_of(*[0.05] * 7)))
+    store.save(cost_key(loaded), LearnedCosts(CURVE, counts_of(*[0.05] * 7)))
     assert "begins with plain decoding" in _texts(loaded, store)[1]
 
 
@@ -54,7 +54,7 @@ def test_a_pair_is_measured_once_and_then_remembered(loaded, tmp_path):
     store, said = CostStore(tmp_path), []
     measured = with_costs(loaded, said.append, store)
     assert any("measuring" in word for word in said)
-    assert measured.tuning.costs.curve.widths[0] == 1
+    assert measured.tuning.costs.curve.block_sizes[0] == 1
     again, said = loaded, []
     assert with_costs(again, said.append, store).tuning.costs.curve is not None
     assert said == []

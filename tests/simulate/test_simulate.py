@@ -5,12 +5,12 @@ import json
 import pytest
 
 from dflash_mlx.controller.costs import CostCurve
-from dflash_mlx.controller.tuning import Tuning
+from dflash_mlx.controller.state import ControllerState
 from dflash_mlx.decode.policy import FixedBlock
 from dflash_mlx.decode.round import Round
 from dflash_mlx.errors import BadRequest
 from dflash_mlx.simulate.generate import generate
-from dflash_mlx.simulate.report import OF_BEST, WORST_OF_PLAIN, summarise
+from dflash_mlx.simulate.report import MIN_RELATIVE_TO_BEST, MIN_SPEEDUP, summarise
 from dflash_mlx.simulate.requests import Requests
 from dflash_mlx.simulate.run import run_auto, simulate
 from dflash_mlx.simulate.scenario import find_scenarios, make_phase, make_scenario, scenarios
@@ -19,39 +19,39 @@ from dflash_mlx.simulate.trace import make_trace
 
 @pytest.mark.parametrize("scenario", scenarios(), ids=lambda scenario: scenario.name)
 def test_every_scenario_reaches_both_goals(scenario):
-    """Slower than plain decoding, or far from the best width: what peers are blamed for."""
+    """Slower than plain decoding, or far from the best block_size: what peers are blamed for."""
     outcome = run_auto(scenario)
-    assert outcome.worst_of_plain >= WORST_OF_PLAIN
-    assert outcome.of_best >= OF_BEST
+    assert outcome.worst_speedup >= MIN_SPEEDUP
+    assert outcome.relative_to_best >= MIN_RELATIVE_TO_BEST
 
 
 def test_generated_scenarios_reach_the_goals_or_nearly():
     """Scenarios that nobody chose show what tuning on the chosen ones has missed."""
     summary = summarise([run_auto(scenario) for scenario in generate(24, seed=5)])
-    assert summary.worst_of_plain >= WORST_OF_PLAIN - 0.01
-    assert summary.worst_of_best >= OF_BEST - 0.06
-    assert summary.slower_than_plain + summary.behind_best <= 2
+    assert summary.worst_speedup >= MIN_SPEEDUP - 0.01
+    assert summary.worst_relative_to_best >= MIN_RELATIVE_TO_BEST - 0.06
+    assert summary.below_plain + summary.below_best <= 2
 
 
 def test_a_fixed_block_fails_where_it_should():
     """A simulator in which every policy passes proves nothing."""
     (scenario,) = find_scenarios(["m1-max-4bit-prose"])
     outcome = simulate(scenario, make_trace(scenario), FixedBlock(16))
-    assert outcome.worst_of_plain < 0.5
-    assert outcome.of_best < 0.5
+    assert outcome.worst_speedup < 0.5
+    assert outcome.relative_to_best < 0.5
 
 
 def test_the_best_fixed_width_is_as_good_as_itself():
     """Hindsight judged on another text than the policy would be no hindsight."""
     (scenario,) = find_scenarios(["m4-pro-4bit-mixed"])
     trace = make_trace(scenario)
-    best = simulate(scenario, trace, FixedBlock(2)).best_rows
-    assert simulate(scenario, trace, FixedBlock(best)).of_best == pytest.approx(1.0)
+    best = simulate(scenario, trace, FixedBlock(2)).best_block_size
+    assert simulate(scenario, trace, FixedBlock(best)).relative_to_best == pytest.approx(1.0)
 
 
 def test_a_trace_is_accepted_as_its_phase_says():
-    """Tokens per round of a fixed width follow from the chances that were asked for."""
-    values = {"costs": "m4-pro-4bit", "text": [["code", 20000]], "max_rows": 8}
+    """Tokens per round of a fixed block_size follow from the chances that were asked for."""
+    values = {"costs": "m4-pro-4bit", "text": [["code", 20000]], "max_block_size": 8}
     scenario = make_scenario("one", values)
     outcome = simulate(scenario, make_trace(scenario), FixedBlock(8))
     alive, expected = 1.0, 1.0
@@ -67,22 +67,22 @@ def test_a_recorded_text_is_met_as_it_was_recorded():
     (scenario,) = find_scenarios(["linux-cpu-recorded"])
     first = scenario.recorded[0]
     trace = make_trace(scenario)
-    assert tuple(trace.right[: len(first.right)]) == first.right
+    assert tuple(trace.accepted[: len(first.accepted)]) == first.accepted
     assert trace.confidence[0] == first.confidence[0]
     outcome = simulate(scenario, trace, FixedBlock(8))
-    rounds, at, right = 0, 0, trace.right.tolist()
-    while at < len(right):
-        at, rounds = at + right[at] + 1, rounds + 1
-    assert outcome.tokens_per_round == pytest.approx(len(right) / rounds, rel=0.01)
+    rounds, at, accepted = 0, 0, trace.accepted.tolist()
+    while at < len(accepted):
+        at, rounds = at + accepted[at] + 1, rounds + 1
+    assert outcome.tokens_per_round == pytest.approx(len(accepted) / rounds, rel=0.01)
 
 
 def test_every_recorded_answer_is_a_request_of_its_own():
     """One long request hides what a new one makes of what the last has learned."""
-    tuning = Tuning(CostCurve((1, 8), (0,), ((0.01, 0.08),)), 8)
-    requests = Requests(tuning, [40, 40])
+    state = ControllerState(CostCurve((1, 8), (0,), ((0.01, 0.08),)), 8)
+    requests = Requests(state, [40, 40])
     for _ in range(39):
-        width = requests.rows(0)
-        requests.observe(Round((0,), width - 1, 0, True, 0.01 * width, None, 0, (0.7,)))
+        block_size = requests.rows(0)
+        requests.observe(Round((0,), block_size - 1, 0, True, 0.01 * block_size, None, 0, (0.7,)))
     assert requests.disabled_reason
     requests.observe(Round((0,), 0, 0, True, 0.01, None, 0, (0.7,)))
     assert requests.disabled_reason is None
