@@ -3,15 +3,16 @@
 It must not know models, text or threads.
 """
 
-from dflash_mlx.controller.acceptance import AcceptanceCounts, AcceptanceEstimate, expected_tokens
+from dflash_mlx.controller.acceptance import AcceptanceCounts, AcceptanceEstimate
+from dflash_mlx.controller.by_confidence import AcceptanceByConfidence
 from dflash_mlx.controller.costs import LiveCosts
-from dflash_mlx.controller.probing import (
-    ConfidenceChange,
-    ProbeSchedule,
+from dflash_mlx.controller.probing import ProbeSchedule
+from dflash_mlx.controller.selection import (
+    MIN_SPEEDUP,
+    best_block_size,
     probe_block_size,
     probe_cost,
 )
-from dflash_mlx.controller.selection import MIN_SPEEDUP, best_block_size
 from dflash_mlx.controller.slowdown_budget import SlowdownBudget
 from dflash_mlx.decode.early_draft import Overlap
 from dflash_mlx.decode.policy import TIMED_EVERY
@@ -35,26 +36,14 @@ _FULL_BUDGET_GAIN = 0.4
 _PROBING_RATE = 0.008
 """Share of the time that probes may cost in the long run."""
 
-_CONFIDENCE_BOUNDS = (0.55, 0.9)
-"""Confidences of the anchor that separate the three acceptance estimates."""
-
 _MAX_CREDIT = 2.0
 """Plain steps of past gain that drafting may lose again before it is disabled."""
 
-_SHORTFALL_FRACTION = 0.75
-"""Share of the expected tokens below which a round counts as a shortfall."""
-
-_SHORTFALL_ROUNDS = 3.0
-"""Rounds' worth of missing tokens after which old evidence is discounted."""
-
-_CHANGE_ROUNDS, _PROBE_ROUNDS = 6.0, 3.0
-"""Rounds that old evidence counts for after a change of text, and before a probe."""
+_PROBE_ROUNDS = 3.0
+"""Rounds that older evidence counts for in a probe: its result must outweigh it."""
 
 _DISABLE_ERRORS = 0.5
 """Standard errors added to acceptance before drafting is disabled."""
-
-_PLAIN_STEP_DISCOUNT = 0.95
-"""Weight that the evidence for plain steps at one confidence keeps per step: it gets retried."""
 
 _FIRST_BLOCK_SIZE = 4
 """Largest block size before any round was observed."""
@@ -110,22 +99,12 @@ class AdaptiveBlock:
         self.broken = False
         self._costs = costs
         self._overlap = overlap or Overlap()
-        n_positions = costs.max_block_size - 1
-        self._overall = AcceptanceEstimate(n_positions)
-        if counts is not None:
-            self._overall.set_prior(counts)
-        self._by_confidence = [
-            AcceptanceEstimate(n_positions, parent=self._overall)
-            for _ in range(len(_CONFIDENCE_BOUNDS) + 1)
-        ]
-        self._level = 1  # confidence level of the anchor
+        self._acceptance = AcceptanceByConfidence(costs.max_block_size - 1, counts)
         self._budget = SlowdownBudget(_BUDGET_SPAN)
         self._probes = ProbeSchedule()
-        self._change = ConfidenceChange()
         self._context = 0
         self._block_size = 1  # of the last drafted round
         self._credit = 0.0  # plain steps gained recently, capped at _MAX_CREDIT
-        self._shortfall = 0.0  # expected tokens that were not accepted recently
         self._n_drafted = 0  # rounds
         self._n_plain = 0  # plain steps in a row
         self._losing = False  # whether plain decoding was faster at the last anchor
@@ -135,12 +114,12 @@ class AdaptiveBlock:
     def acceptance_counts(self) -> AcceptanceCounts:
         """Return the counts of this request; empty after hardly any drafted round."""
         enough = self._n_drafted >= _MIN_REPORTED_ROUNDS
-        return self._overall.totals() if enough else AcceptanceCounts()
+        return self._acceptance.overall.totals() if enough else AcceptanceCounts()
 
     def best_draft(self, context: int) -> tuple[int, float]:
         """Return the best block size above 1 after `context` tokens, and its expected speedup."""
         self._context = context
-        return self._best(self._overall)
+        return self._best(self._acceptance.overall)
 
     def rows(self, context: int) -> int:
         """Return the block size of the next round after `context` tokens."""
@@ -187,22 +166,20 @@ class AdaptiveBlock:
         if done.drafted:
             cost = self._cost(done)
             self._budget.record(n_tokens, cost)
-            self._update_acceptance(done, cost - n_tokens)
+            self._credit = min(self._credit + n_tokens - cost, _MAX_CREDIT)
+            self._acceptance.observe(done)
             self._reconsider(done)
         else:
             self._budget.record(n_tokens, self._costs.unpipelined if done.unpipelined else None)
             if self.disabled_reason:
                 self._probes.advance(n_tokens)
-            elif self._best(self._overall)[1] < 1 / MIN_SPEEDUP:
+            elif self._best(self._acceptance.overall)[1] < 1 / MIN_SPEEDUP:
                 self._disable(_SLOWER)
             else:
-                self._by_confidence[self._level].discount(_PLAIN_STEP_DISCOUNT)
-        for confidence in done.confidence:
-            if self._change.observe(confidence) and self.disabled_reason:
-                self._probes.probe_now()
-                self._overall.limit_evidence(_CHANGE_ROUNDS)
-        if done.confidence:
-            self._level = sum(done.confidence[-1] >= bound for bound in _CONFIDENCE_BOUNDS)
+                self._acceptance.discount_here()
+        if self._acceptance.text_changes(done.confidence) and self.disabled_reason:
+            self._probes.probe_now()
+            self._acceptance.forget_text()
 
     def _update_costs(self, done: Round) -> None:
         expected = self._costs.seconds(done.drafted + 1, done.context)
@@ -241,30 +218,14 @@ class AdaptiveBlock:
             return cost
         return max(cost, done.seconds / self._costs.seconds(1, done.context))
 
-    def _update_acceptance(self, done: Round, lost_steps: float) -> None:
-        expected = expected_tokens(self._overall.rates())[done.drafted]
-        self._overall.observe(done.judged, done.accepted)
-        self._by_confidence[self._level].observe(done.judged, done.accepted)
-        self._credit = min(self._credit - lost_steps, _MAX_CREDIT)
-        missing = _SHORTFALL_FRACTION * expected - len(done.tokens)
-        self._shortfall = max(0.0, self._shortfall + missing)
-        if self._shortfall > _SHORTFALL_ROUNDS * expected:
-            self._limit_evidence(_CHANGE_ROUNDS)
-
-    def _limit_evidence(self, n_rounds: float) -> None:
-        """Discount all acceptance evidence to `n_rounds` rounds: the text probably changed."""
-        self._shortfall = 0.0
-        for estimate in (self._overall, *self._by_confidence):
-            estimate.limit_evidence(n_rounds)
-
     def _reconsider(self, done: Round) -> None:
         """Disable drafting, continue, or enable it again after a drafted round."""
         if not done.healthy:
             self.broken = True
             self.disabled_reason = "the draft's logits are not finite"
             return
-        speedup = self._best(self._overall)[1]
-        upper_rates = self._overall.upper_rates(_DISABLE_ERRORS)
+        speedup = self._best(self._acceptance.overall)[1]
+        upper_rates = self._acceptance.overall.upper_rates(_DISABLE_ERRORS)
         upper = best_block_size(upper_rates, self._costs.relative(self._context))[1]
         if self.disabled_reason is None:
             if upper < 1 / MIN_SPEEDUP and self._credit < 0:
@@ -285,13 +246,12 @@ class AdaptiveBlock:
 
     def _disable(self, reason: str) -> None:
         self.disabled_reason = reason
-        self._shortfall = 0.0
         self._back_off()
 
     def _back_off(self) -> None:
-        """Lengthen the interval to the next probe, whose result outweighs older evidence."""
+        """Lengthen the interval to the next probe, and discount the evidence it is added to."""
         self._credit = 0.0
-        self._limit_evidence(_PROBE_ROUNDS)
+        self._acceptance.limit_evidence(_PROBE_ROUNDS)
         longest = probe_cost(self._risk(self._probe_size())) / _PROBING_RATE
         self._probes.back_off(int(longest))
 
@@ -307,7 +267,7 @@ class AdaptiveBlock:
     def _probe_size(self) -> int:
         """Return the block size of a probe; 1 if no measured block size can win."""
         costs = self._costs.relative(self._context)[: self._largest_allowed()]
-        block_size, wins = probe_block_size(self._overall, costs, MIN_SPEEDUP)
+        block_size, wins = probe_block_size(self._acceptance.overall, costs, MIN_SPEEDUP)
         unmeasured = self._costs.n_observed(block_size, self._context) < _MIN_OBSERVATIONS
         return block_size if wins or unmeasured else 1
 
@@ -323,7 +283,7 @@ class AdaptiveBlock:
 
     def _best_here(self) -> tuple[int, float]:
         """Return the best block size and its speedup at the confidence of the last anchor."""
-        return self._best(self._by_confidence[self._level])
+        return self._best(self._acceptance.here)
 
     def _best(self, estimate: AcceptanceEstimate) -> tuple[int, float]:
         costs = self._costs.relative(self._context)

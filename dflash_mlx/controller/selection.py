@@ -1,15 +1,21 @@
-"""Chooses the block size with the highest expected throughput from acceptance rates and costs.
+"""Chooses a block size from acceptance rates and costs: the best one for drafting or for a probe.
 
 It must not know where the rates and costs come from.
 """
 
 from collections.abc import Sequence
 
-from dflash_mlx.controller.acceptance import expected_tokens
+from dflash_mlx.controller.acceptance import AcceptanceEstimate, expected_tokens
 
 MIN_SPEEDUP = 1.03
 """Speedup at which drafting counts as faster, and ratio at which another block size replaces
 the current one. Estimates are not exact to 3%, so smaller differences only cause switching."""
+
+_OPTIMISTIC_RATES = (0.7, 0.85, 0.96)
+"""First-position acceptance rates that a probe may assume, the lowest first."""
+
+_MIN_PROBE_COST = 0.2
+"""Plain steps that any probe costs at least: the step after it cannot be launched early."""
 
 
 def best_block_size(
@@ -26,3 +32,31 @@ def best_block_size(
     if 1 < current < len(speedups) + 2 and speedups[best] < speedups[current - 2] * MIN_SPEEDUP:
         best = current - 2
     return best + 2, speedups[best]
+
+
+def probe_cost(risk: float) -> float:
+    """Return the plain steps that a probe may cost whose round may lose `risk` of them."""
+    return max(risk, _MIN_PROBE_COST)
+
+
+def probe_block_size(
+    estimate: AcceptanceEstimate, costs: Sequence[float], threshold: float
+) -> tuple[int, bool]:
+    """Return the block size with the highest gain for its cost, and whether it could win.
+
+    `costs` are in plain steps, for block sizes 1, 2, ...; a speedup above `threshold` wins. The
+    first acceptance rate is the lowest optimistic one at which any block size wins, and the
+    others follow from it as in earlier requests.
+    """
+    block_sizes = range(2, len(costs) + 1)
+    for rate in _OPTIMISTIC_RATES:
+        tokens = expected_tokens(estimate.rates_from(rate))
+        speedups = {size: tokens[size - 1] / costs[size - 1] for size in block_sizes}
+        value = {
+            size: (speedup - 1) / probe_cost(costs[size - 1] - 1)
+            for size, speedup in speedups.items()
+            if speedup > threshold
+        }
+        if value:
+            return max(value, key=value.__getitem__), True
+    return max(block_sizes, key=speedups.__getitem__), False

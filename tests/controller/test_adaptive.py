@@ -6,8 +6,9 @@ import pytest
 
 from dflash_mlx.controller.acceptance import AcceptanceCounts, AcceptanceEstimate, expected_tokens
 from dflash_mlx.controller.adaptive import AdaptiveBlock
+from dflash_mlx.controller.by_confidence import ConfidenceChange
 from dflash_mlx.controller.costs import CostCurve, LiveCosts
-from dflash_mlx.controller.probing import ConfidenceChange, ProbeSchedule
+from dflash_mlx.controller.probing import ProbeSchedule
 from dflash_mlx.controller.slowdown_budget import SlowdownBudget
 from dflash_mlx.controller.state import ControllerState
 from dflash_mlx.decode.early_draft import Overlap

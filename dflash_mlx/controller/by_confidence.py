@@ -1,0 +1,123 @@
+"""Acceptance estimates by the target's confidence, and the detection of changes of text.
+
+It must not know what a round costs.
+"""
+
+import math
+
+from dflash_mlx.controller.acceptance import AcceptanceCounts, AcceptanceEstimate, expected_tokens
+from dflash_mlx.decode.round import Round
+
+_CONFIDENCE_BOUNDS = (0.55, 0.9)
+"""Confidences of the anchor that separate the three acceptance estimates."""
+
+_PLAIN_STEP_DISCOUNT = 0.95
+"""Weight that the evidence for plain steps at one confidence keeps per step: it gets retried."""
+
+_SHORTFALL_FRACTION = 0.75
+"""Share of the expected tokens below which a round counts as a shortfall."""
+
+_SHORTFALL_ROUNDS = 3.0
+"""Rounds' worth of missing tokens after which old evidence is discounted."""
+
+_CHANGE_ROUNDS = 6.0
+"""Rounds that old evidence counts for after a change of text."""
+
+_FAST_STEP, _SLOW_STEP = 1 / 12, 1 / 96
+"""Step sizes of the recent and of the long average of the target's confidence."""
+
+_WARM_UP_TOKENS = 48
+"""Tokens before the long average is compared with the recent one."""
+
+_CHANGE_ERRORS = 3.0
+"""Standard errors between the two averages that count as a change."""
+
+_INITIAL_VARIANCE = 0.04
+"""Variance of a token's confidence before any token (a standard deviation of 0.2)."""
+
+_MIN_ERROR = 0.01
+"""Smallest standard error: text of constant confidence must not make rounding a change."""
+
+
+class AcceptanceByConfidence:
+    """An overall estimate, and one for each level of the target's confidence in the anchor."""
+
+    def __init__(self, n_positions: int, counts: AcceptanceCounts | None) -> None:
+        self.overall = AcceptanceEstimate(n_positions)
+        if counts is not None:
+            self.overall.set_prior(counts)
+        self._levels = [
+            AcceptanceEstimate(n_positions, parent=self.overall)
+            for _ in range(len(_CONFIDENCE_BOUNDS) + 1)
+        ]
+        self._level = 1
+        self._shortfall = 0.0  # expected tokens that were not accepted recently
+        self._change = ConfidenceChange()
+
+    @property
+    def here(self) -> AcceptanceEstimate:
+        """The estimate at the confidence of the last anchor."""
+        return self._levels[self._level]
+
+    def observe(self, done: Round) -> None:
+        """Update from a drafted round; discount old evidence after too many missing tokens."""
+        expected = expected_tokens(self.overall.rates())[done.drafted]
+        self.overall.observe(done.judged, done.accepted)
+        self.here.observe(done.judged, done.accepted)
+        missing = _SHORTFALL_FRACTION * expected - len(done.tokens)
+        self._shortfall = max(0.0, self._shortfall + missing)
+        if self._shortfall > _SHORTFALL_ROUNDS * expected:
+            self.limit_evidence(_CHANGE_ROUNDS)
+
+    def discount_here(self) -> None:
+        """Discount the evidence that chose a plain step at this confidence."""
+        self.here.discount(_PLAIN_STEP_DISCOUNT)
+
+    def limit_evidence(self, n_rounds: float) -> None:
+        """Discount all evidence to at most `n_rounds` rounds, because the text may have changed."""
+        self._shortfall = 0.0
+        for estimate in (self.overall, *self._levels):
+            estimate.limit_evidence(n_rounds)
+
+    def forget_text(self) -> None:
+        """Discount the overall evidence after a change of text while drafting is disabled."""
+        self.overall.limit_evidence(_CHANGE_ROUNDS)
+
+    def text_changes(self, confidence: tuple[float, ...]) -> int:
+        """Update with a round's confidences; return how many of them show a change of text."""
+        changes = sum(self._change.observe(each) for each in confidence)
+        if confidence:
+            self._level = sum(confidence[-1] >= bound for bound in _CONFIDENCE_BOUNDS)
+        return changes
+
+
+class ConfidenceChange:
+    """Detects that the target's confidence has moved to another level and stays there.
+
+    The confidence is computed anyway, and it moves when code follows prose or an answer follows
+    its reasoning.
+    """
+
+    def __init__(self) -> None:
+        self._n_tokens = 0
+        self._recent = self._long = 0.0
+        self._variance = _INITIAL_VARIANCE
+
+    def observe(self, confidence: float) -> bool:
+        """Update with the confidence (0 to 1) of one token; return whether the text changed."""
+        self._n_tokens += 1
+        slow = max(1 / self._n_tokens, _SLOW_STEP)
+        fast = max(1 / self._n_tokens, _FAST_STEP)
+        deviation = confidence - self._long
+        self._long += slow * deviation
+        self._variance += slow * (deviation * deviation - self._variance)
+        self._recent += fast * (confidence - self._recent)
+        if self._n_tokens < _WARM_UP_TOKENS:
+            return False
+        # an exponential average of step size a has a variance of about a / 2 of one sample's
+        error = math.sqrt(self._variance * _FAST_STEP / 2)
+        if abs(self._recent - self._long) <= _CHANGE_ERRORS * max(error, _MIN_ERROR):
+            return False
+        self._n_tokens = 1
+        self._long = self._recent
+        return True
