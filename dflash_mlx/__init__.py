@@ -42,7 +42,7 @@ _LATE = {
     "Stream": "engine.stream",
     "load": "engine.load",
 }
-"""Names whose modules import MLX, brought on first use."""
+"""Names whose modules import MLX: imported on first use."""
 
 __all__ = [
     "BadCheckpoint",

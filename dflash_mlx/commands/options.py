@@ -55,7 +55,7 @@ class RequestOptions:
     seed: Annotated[int | None, typer.Option(help="Seed of sampling. [default: a new one]")] = None
     stop: Annotated[
         list[str] | None,
-        typer.Option(metavar="TEXT", help="End before this text; up to 4 times."),
+        typer.Option(metavar="TEXT", help="End before this text; up to 16 times."),
     ] = None
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message.")] = None
     thinking: Annotated[

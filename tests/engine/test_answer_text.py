@@ -1,4 +1,4 @@
-"""Committed tokens into text: characters whole, stop strings never in part, whatever the block."""
+"""Tokens to text: whole characters, no part of a stop string, for every grouping into rounds."""
 
 import itertools
 
@@ -10,24 +10,24 @@ END = 256
 
 
 def decode(ids):
-    """Decode a byte tokenizer's ids, as a byte-level BPE would."""
+    """Decode ids of a byte tokenizer, as a byte-level BPE does."""
     return bytes(i for i in ids if i < 256).decode("utf-8", errors="replace")
 
 
 def answer(text, group, stops=(), tail=(END,)):
-    """Feed `text` byte by byte in rounds of `group` tokens; return all that came out."""
+    """Feed `text` byte by byte in rounds of `group` tokens; return text, tokens, end and count."""
     ids = [*text.encode(), *tail]
     out = AnswerText(decode, {END}, stops)
-    shown = ""
-    kept = 0
+    text_out = ""
+    n_kept = 0
     for start in range(0, len(ids), group):
         cut = out.cut(ids[start : start + group])
-        kept += cut.n_kept
-        shown += out.take()
+        n_kept += cut.n_kept
+        text_out += out.take()
         if cut.ended:
             break
-    shown += out.finish()
-    return shown, tuple(out.tokens), out.ended, kept
+    text_out += out.finish()
+    return text_out, tuple(out.tokens), out.ended, n_kept
 
 
 TEXTS = (
@@ -40,22 +40,22 @@ TEXTS = (
 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("stops", [(), ("STOP",), ("aaab", "zz"), ("🙃",)])
-def test_text_and_tokens_do_not_depend_on_the_block(text, stops):
-    """A stop string across a block border used to be printed in part, or to be missed."""
+def test_text_and_tokens_do_not_depend_on_the_block_size(text, stops):
+    """A stop string across two rounds was printed in part, or missed."""
     whole = answer(text, 10_000, stops)
     for group in (1, 2, 3, 5, 8, 16):
-        shown, tokens, ended, kept = answer(text, group, stops)
-        assert (shown, tokens, ended) == whole[:3], group
+        text_out, tokens, ended, n_kept = answer(text, group, stops)
+        assert (text_out, tokens, ended) == whole[:3], group
 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_streamed_text_is_the_decoded_answer(text):
-    """Emoji came out as replacement characters when each token was decoded alone."""
+    """Emoji became replacement characters when each token was decoded alone."""
     assert answer(text, 1)[0] == text
 
 
-def test_nothing_of_a_stop_string_is_ever_given_out():
-    """A stop string whose beginning was already on the screen could not be taken back."""
+def test_no_part_of_a_stop_string_is_emitted():
+    """The start of a stop string was already on the screen when it matched."""
     for prefix, stop in itertools.product(("", "S", "ST", "xSTSTO"), ("STOP", "TOP")):
         full = prefix + "STOP tail"
         out = AnswerText(decode, {END}, (stop,))
@@ -70,26 +70,26 @@ def test_nothing_of_a_stop_string_is_ever_given_out():
 
 
 def test_the_stop_string_that_is_complete_first_ends_the_answer():
-    """With "b" and "abc", step by step decoding stops at "b"; a block must not wait for "abc"."""
+    """With the stops "b" and "abc", a block waited for "abc" where plain decoding ends at "b"."""
     for group in (1, 2, 5):
         assert answer("xxabc", group, ("b", "abc"))[0] == "xxa"
 
 
 def test_tokens_inside_a_stop_string_are_not_reported():
-    """`tokens` decoded again must not bring the stop string back."""
-    shown, tokens, ended, kept = answer("one STOP two", 4, ("STOP",))
+    """Decoding `tokens` again brought the stop string back."""
+    text_out, tokens, ended, n_kept = answer("one STOP two", 4, ("STOP",))
     assert ended
-    assert decode(tokens) == shown == "one "
-    assert kept == len("one STOP")  # what the model wrote stays in its caches
+    assert decode(tokens) == text_out == "one "
+    assert n_kept == len("one STOP")  # the caches hold these tokens
 
 
-def test_a_held_beginning_of_a_stop_string_comes_out_at_the_end():
+def test_the_held_start_of_a_stop_string_is_emitted_at_the_end():
     """An answer that ends with "ST" lost these letters while the matcher waited for "OP"."""
     assert answer("the coST", 3, ("STOP",))[0] == "the coST"
 
 
-def test_end_token_cuts_inside_a_block():
-    """Junk behind an end token accepted in the middle of a block was printed."""
+def test_an_end_token_inside_a_block_ends_the_answer():
+    """Tokens accepted after an end token were printed."""
     out = AnswerText(decode, {END}, ())
     cut = out.cut([*b"ab", END, *b"junk"])
     assert cut == (3, True)
@@ -98,22 +98,22 @@ def test_end_token_cuts_inside_a_block():
 
 
 def test_an_unfinished_character_at_the_limit_is_left_out():
-    """max_tokens inside an emoji printed a replacement character."""
+    """A token limit inside an emoji printed a replacement character."""
     ids = list("ok 🙂".encode())[:-1]
     out = AnswerText(decode, {END}, ())
     out.cut(ids)
     assert out.take() + out.finish() == "ok "
 
 
-def test_bytes_that_never_make_a_character_are_shown_as_such_once_text_goes_on():
-    """A stray byte must not hold back everything behind it."""
+def test_invalid_bytes_become_replacement_characters():
+    """One invalid byte held back all later text."""
     detokenizer = Detokenizer(decode)
-    shown = "".join(detokenizer.push(i) for i in [*b"a", 0xFF, *b"bc"])
-    assert shown + detokenizer.rest() == "a\ufffdbc"
+    text_out = "".join(detokenizer.push(i) for i in [*b"a", 0xFF, *b"bc"])
+    assert text_out + detokenizer.rest() == "a\ufffdbc"
 
 
-def test_text_that_depends_on_the_token_before_keeps_its_space():
-    """Tokenizers that drop the first space of a text lost every space when decoded alone."""
+def test_the_space_before_a_word_is_kept():
+    """Tokenizers drop the first space of a text, so tokens decoded alone lost theirs."""
     words = {1: "▁the", 2: "▁cat", 3: "s"}
 
     def sentence(ids):
@@ -123,8 +123,8 @@ def test_text_that_depends_on_the_token_before_keeps_its_space():
     assert "".join(detokenizer.push(i) for i in (1, 2, 3)) == "the cats"
 
 
-def test_what_never_makes_a_character_is_not_held_for_ever():
-    """A loop of half characters decoded all of itself again with every token, and showed none."""
+def test_invalid_bytes_are_not_held_for_ever():
+    """A long run of half characters was decoded again with every token and never emitted."""
     longest = []
 
     def decode(ids):
@@ -138,7 +138,7 @@ def test_what_never_makes_a_character_is_not_held_for_ever():
 
 
 def test_tokens_without_text_are_not_held_for_ever():
-    """A special token that is left out, said again and again."""
+    """Repeated special tokens without text made the window grow."""
     longest = []
 
     def decode(ids):
@@ -150,15 +150,15 @@ def test_tokens_without_text_are_not_held_for_ever():
     assert max(longest) < 50
 
 
-def test_a_character_that_begins_among_the_last_tokens_held_is_whole():
-    """Junk before an emoji must not cost the emoji."""
+def test_a_character_that_starts_in_the_last_held_tokens_is_whole():
+    """Invalid bytes before an emoji destroyed the emoji."""
     detokenizer = Detokenizer(lambda ids: bytes(ids).decode(errors="replace"))
     ids = [*[0x80] * 15, *"🙂x".encode()]
     assert "".join(detokenizer.push(i) for i in ids) == "\ufffd" * 15 + "🙂x"
 
 
-def test_a_word_behind_tokens_without_text_keeps_its_space():
-    """Silent tokens must not push out the word that the next one's space depends on."""
+def test_a_word_after_tokens_without_text_keeps_its_space():
+    """Tokens without text pushed the previous word out of the window."""
 
     def decode(ids):
         return "".join({1: "▁the", 2: "▁cats"}.get(i, "") for i in ids).replace("▁", " ").lstrip()

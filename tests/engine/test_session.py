@@ -1,4 +1,4 @@
-"""Conversations: rows reused by token ids, cancellation, threads, and the same text throughout."""
+"""Conversations: cached rows reused by token ids, cancellation, threads, unchanged text."""
 
 import asyncio
 import threading
@@ -17,7 +17,7 @@ from tests.tiny_configs import MARK
 
 @pytest.fixture(scope="module")
 def engine():
-    """A tiny engine with a real, random draft; everything made on its own thread."""
+    """A tiny engine with a random draft, loaded on its worker thread."""
     worker = Worker("test")
     made = Engine(worker.run(lambda: loaded_pair(_pair())), worker)
     yield made
@@ -30,7 +30,7 @@ def _pair():
 
 
 def expected(engine, prompt_ids, n_tokens):
-    """What mlx-lm alone writes behind the ids, on the engine's thread."""
+    """The tokens mlx-lm generates after `prompt_ids`, on the engine's thread."""
     model = engine.loaded.pair.target.model
     return engine.worker.run(lambda: plain(model, prompt_ids, n_tokens))
 
@@ -44,8 +44,8 @@ def render(engine, *messages):
 SHORT = GenerationConfig(max_tokens=24)
 
 
-def test_an_answer_is_what_the_model_alone_would_write(engine):
-    """The promise of this project, through the public door."""
+def test_an_answer_equals_plain_decoding(engine):
+    """Greedy text differed from mlx-lm's when it went through the public API."""
     result = engine.generate("Hello", SHORT)
     ids = render(engine, "Hello")
     assert list(result.tokens) == expected(engine, ids, 24)
@@ -55,7 +55,7 @@ def test_an_answer_is_what_the_model_alone_would_write(engine):
 
 
 def test_chunks_add_up_to_the_result(engine):
-    """Text that differs between streaming and not is wrong in one of the two."""
+    """Streamed text differed from the result's text."""
     stream = engine.stream("Hello", SHORT)
     chunks = list(stream)
     result = chunks[-1].result
@@ -68,23 +68,23 @@ def test_chunks_add_up_to_the_result(engine):
     assert stream.result() is result
 
 
-def test_the_second_turn_prefills_only_what_is_new(engine):
-    """Prefix caches that never hit cost a minute per turn."""
+def test_the_second_turn_prefills_only_new_tokens(engine):
+    """A prefix cache that never hit prefilled the whole conversation every turn."""
     session = engine.session()
     first = session.generate("Hello", SHORT)
     second = session.generate("Go on", SHORT)
     ids = render(engine, "Hello", first.text, "Go on")
     before = [*render(engine, "Hello"), *first.tokens]
-    kept = next(
+    common = next(
         (i for i, (a, b) in enumerate(zip(ids, before, strict=False)) if a != b), len(before)
     )
-    assert second.cached_tokens == min(kept, len(before) - 1)
+    assert second.cached_tokens == min(common, len(before) - 1)
     assert second.cached_tokens >= len(render(engine, "Hello"))
     assert list(second.tokens) == expected(engine, ids, 24)
 
 
-def test_drafts_are_the_same_warm_and_cold(engine):
-    """A reused prefix without the draft's context accepts next to nothing."""
+def test_acceptance_is_the_same_with_and_without_cached_rows(engine):
+    """A reused prefix without the draft's context features had almost no acceptance."""
     session = engine.session()
     first = session.generate("Hello", SHORT)
     warm = session.generate("Go on", SHORT)
@@ -96,7 +96,7 @@ def test_drafts_are_the_same_warm_and_cold(engine):
 
 
 def test_rewritten_history_falls_back_to_the_common_prefix(engine):
-    """Templates strip thoughts from earlier turns; the rows behind them are stale."""
+    """Rows after a changed message were reused, although they belonged to other tokens."""
     session = engine.session()
     session.generate("Hello", SHORT)
     changed = [("user", "Hello"), ("assistant", "something else"), ("user", "Go on")]
@@ -107,8 +107,8 @@ def test_rewritten_history_falls_back_to_the_common_prefix(engine):
     assert list(result.tokens) == expected(engine, ids, 24)
 
 
-def test_reset_forgets_everything(engine):
-    """The next conversation must not see the last one."""
+def test_reset_clears_the_conversation(engine):
+    """Rows of the last conversation were visible to the next one."""
     session = engine.session()
     session.generate("Hello", SHORT)
     session.reset()
@@ -117,8 +117,8 @@ def test_reset_forgets_everything(engine):
     assert list(result.tokens) == expected(engine, render(engine, "Go on"), 24)
 
 
-def test_a_turn_cancelled_before_its_first_token_leaves_no_answer(engine):
-    """The model saw itself as having answered nothing."""
+def test_a_turn_cancelled_before_its_first_token_adds_no_message(engine):
+    """The history held an empty answer."""
     session, go_on = engine.session(), threading.Event()
     engine.worker.submit(lambda: go_on.wait(30))
     stream = session.stream("Hello", SHORT)
@@ -135,21 +135,21 @@ def test_a_turn_cancelled_before_its_first_token_leaves_no_answer(engine):
         ("Hello", GenerationConfig(chat_template=False)),
     ],
 )
-def test_a_system_message_that_has_no_place_is_refused(engine, prompt, config):
-    """A system message that is dropped in silence is obeyed by nobody."""
+def test_a_system_message_that_cannot_be_rendered_is_refused(engine, prompt, config):
+    """A system message was dropped without an error."""
     with pytest.raises(BadRequest, match="system message"):
         engine.session(system="Be brief").generate(prompt, config)
 
 
 def test_the_system_message_comes_first(engine):
-    """A system message that is rendered later than the first turn is none."""
+    """The system message was rendered after the first turn."""
     session = engine.session(system="Be brief")
     session.generate("Hello", SHORT)
     assert [message["role"] for message in session.messages] == ["system", "user", "assistant"]
 
 
-def test_a_cancelled_answer_keeps_what_was_committed_and_the_next_turn_is_right(engine):
-    """Ctrl-C in the middle of an answer left rows of refused tokens in the caches."""
+def test_a_cancelled_answer_keeps_committed_tokens_and_the_next_turn_is_exact(engine):
+    """Ctrl-C during an answer left rows of rejected tokens in the caches."""
     session = engine.session()
     stream = session.stream("Hello", GenerationConfig(max_tokens=400))
     for chunk in stream:
@@ -168,7 +168,7 @@ def test_a_cancelled_answer_keeps_what_was_committed_and_the_next_turn_is_right(
 
 @pytest.mark.parametrize("read", [True, False])
 def test_leaving_a_stream_stops_its_request(engine, read):
-    """An abandoned stream went on generating and held up everybody behind it."""
+    """An abandoned stream kept generating and delayed all later requests."""
     session = engine.session()
     stream = session.stream("Hello", GenerationConfig(max_tokens=700))
     if read:
@@ -176,31 +176,33 @@ def test_leaving_a_stream_stops_its_request(engine, read):
             if chunk.tokens:
                 break
     del stream
-    engine.worker.run(lambda: None)  # the request is over
+    engine.worker.run(lambda: None)  # wait for the end of the request
     written = session.messages[-1]["content"] if session.messages else ""
     assert len(written.encode()) < 400
 
 
-def test_a_loop_over_a_stream_nobody_else_holds_reads_it_to_the_end(engine):
-    """A stream that stops when let go of must not stop under the loop that reads it."""
+def test_a_loop_over_a_temporary_stream_reads_it_to_the_end(engine):
+    """A stream that only its loop refers to was stopped as if it had been deleted."""
     text = "".join(chunk.text for chunk in engine.stream("Hello", SHORT))
     assert text == engine.generate("Hello", SHORT).text
 
 
-def test_a_request_can_be_cancelled_from_another_thread_while_it_waits(engine):
-    """A queued request that nobody wants any more must not run."""
+def test_a_waiting_request_can_be_cancelled_from_another_thread(engine):
+    """A cancelled request ran when its turn came."""
     running = engine.stream("Hello", GenerationConfig(max_tokens=700))
     waiting = engine.stream("Hello", GenerationConfig(max_tokens=700))
     threading.Thread(target=waiting.cancel).start()
     next(iter(running))
     running.cancel()
     assert waiting.result().finish_reason == "cancelled"
-    assert running.result().finish_reason == "cancelled", "making a session waited for its end"
+    assert running.result().finish_reason == "cancelled", (
+        "creating a session waited for the running request"
+    )
 
 
-def test_many_threads_get_the_answers_they_asked_for(engine):
-    """Overlapping requests ended in an assertion of the GPU driver."""
-    prompts = [f"TuningTask {i}" for i in range(6)]
+def test_concurrent_requests_get_their_own_answers(engine):
+    """Overlapping requests failed in an assertion of the GPU driver."""
+    prompts = [f"Question {i}" for i in range(6)]
     alone = [engine.generate(prompt, SHORT).text for prompt in prompts]
     answers = [""] * len(prompts)
 
@@ -216,7 +218,7 @@ def test_many_threads_get_the_answers_they_asked_for(engine):
 
 
 def test_asyncio_reads_streams_without_blocking_its_loop(engine):
-    """An async tool froze while the model was thinking."""
+    """Reading a stream blocked the event loop."""
 
     async def read(prompt):
         return "".join([chunk.text async for chunk in engine.stream(prompt, SHORT)])
@@ -227,8 +229,8 @@ def test_asyncio_reads_streams_without_blocking_its_loop(engine):
     assert asyncio.run(both()) == [engine.generate(p, SHORT).text for p in ("Hello", "Go on")]
 
 
-def test_an_async_stream_that_was_left_still_has_its_result(engine):
-    """Leaving the loop lost the chunks that had arrived, the last one among them."""
+def test_an_async_stream_left_early_still_has_its_result(engine):
+    """Leaving the loop dropped chunks that had arrived, the last one included."""
 
     async def first(stream):
         while not stream._queue._ended:
@@ -241,8 +243,8 @@ def test_an_async_stream_that_was_left_still_has_its_result(engine):
     assert stream.result().text == engine.generate("Hello", SHORT).text
 
 
-def test_many_async_streams_leave_the_program_its_threads(engine):
-    """A thread parked per stream starved everything else that used the default executor."""
+def test_async_streams_use_no_executor_threads(engine):
+    """One waiting thread per stream used up the default executor."""
 
     async def read(prompt):
         return "".join([chunk.text async for chunk in engine.stream(prompt, SHORT)])
@@ -255,12 +257,12 @@ def test_many_async_streams_leave_the_program_its_threads(engine):
         return done, await asyncio.gather(*answers)
 
     done, answers = asyncio.run(all_of_them())
-    assert done < 40, "the other thread had to wait for the streams"
+    assert done < 40, "the executor was blocked by the streams"
     assert len(set(answers)) == 1
 
 
-def test_a_request_inside_the_reading_of_another_does_not_deadlock(engine):
-    """A tool that asks a second question while the first answer streams waited for itself."""
+def test_a_request_made_while_reading_another_does_not_deadlock(engine):
+    """A second request made inside the loop over the first one never started."""
     asked = None
     for chunk in engine.stream("Hello", SHORT):
         if chunk.tokens and asked is None:
@@ -268,8 +270,8 @@ def test_a_request_inside_the_reading_of_another_does_not_deadlock(engine):
     assert asked.generated_tokens == 24
 
 
-def test_an_error_in_a_callers_processor_reaches_the_caller_and_nobody_else(engine):
-    """One bad request took the worker, and with it every later request, down."""
+def test_an_error_in_a_logits_processor_reaches_only_its_caller(engine):
+    """An error in one request ended the worker thread and all later requests."""
 
     def broken(tokens, logits):
         raise ZeroDivisionError("mine")
@@ -279,14 +281,14 @@ def test_an_error_in_a_callers_processor_reaches_the_caller_and_nobody_else(engi
         session.generate("Hello", GenerationConfig(max_tokens=8, logits_processors=(broken,)))
     assert session.messages == []
     stream = session.stream("Hello", GenerationConfig(max_tokens=8, logits_processors=(broken,)))
-    for _ in range(2):  # whoever asks again gets the same answer
+    for _ in range(2):  # every call raises the error
         with pytest.raises(ZeroDivisionError, match="mine"):
             stream.result()
     assert session.generate("Hello", SHORT).generated_tokens == 24
 
 
 def test_processors_made_on_another_thread_work(engine):
-    """An array of one thread cannot be evaluated on another; processors run on the engine's."""
+    """MLX arrays of one thread were evaluated on another."""
 
     def only(token):
         return lambda tokens, logits: mx.where(
@@ -297,8 +299,8 @@ def test_processors_made_on_another_thread_work(engine):
     assert engine.generate("Hello", config).text == "AAAAA"
 
 
-def test_a_seed_gives_one_text_whatever_the_block_and_the_traffic(engine):
-    """The same seed gave another text when another request ran between."""
+def test_a_seed_gives_one_text_for_every_block_size_and_order_of_requests(engine):
+    """Another request in between changed the text of a seed."""
 
     def config(block, seed=3):
         sampling = SamplingConfig(temperature=1.5, top_p=0.95, seed=seed)
@@ -311,8 +313,8 @@ def test_a_seed_gives_one_text_whatever_the_block_and_the_traffic(engine):
     assert engine.generate("Hello", config(8, seed=4)).tokens != first.tokens
 
 
-def test_a_request_without_a_seed_says_which_it_drew(engine):
-    """A surprising answer could not be had again."""
+def test_a_drawn_seed_is_in_the_result(engine):
+    """A sampled answer could not be reproduced."""
     sampling = SamplingConfig(temperature=1.5)
     first = engine.generate("Hello", GenerationConfig(max_tokens=20, sampling=sampling))
     again = SamplingConfig(temperature=1.5, seed=first.seed)
@@ -322,8 +324,8 @@ def test_a_request_without_a_seed_says_which_it_drew(engine):
     )
 
 
-def test_stop_strings_count_and_cut_alike_at_every_block(engine):
-    """The GPU went on after a stop string, and the block's rest was counted."""
+def test_stop_strings_end_the_answer_at_the_same_token_for_every_block_size(engine):
+    """Tokens after the stop string, from the same block, were counted."""
     text = engine.generate("Hello", SHORT).text
     stop = text[9:12]
     results = [
@@ -337,7 +339,7 @@ def test_stop_strings_count_and_cut_alike_at_every_block(engine):
 
 @pytest.mark.parametrize("block", [1, 8])
 def test_a_stop_that_is_a_special_token_ends_the_answer(engine, block):
-    """Agents name <|im_end|>, which has no text: it never matched and the answer ran on."""
+    """A stop such as <|im_end|> has no text, so it never matched."""
     n_before = len(render(engine, "Hello")) + 5
 
     def mark_the_sixth(tokens, logits):
@@ -345,14 +347,14 @@ def test_a_stop_that_is_a_special_token_ends_the_answer(engine, block):
         return mx.where(marked & (tokens.size == n_before), 1e4, logits)
 
     asked = {"max_tokens": 24, "block_size": block, "logits_processors": (mark_the_sixth,)}
-    pipelined_next = engine.generate("Hello", GenerationConfig(**asked))
+    unstopped = engine.generate("Hello", GenerationConfig(**asked))
     stopped = engine.generate("Hello", GenerationConfig(**asked, stop=("<mark>",)))
-    assert pipelined_next.tokens[5] == MARK
-    assert (stopped.tokens, stopped.finish_reason) == (pipelined_next.tokens[:5], "stop")
+    assert unstopped.tokens[5] == MARK
+    assert (stopped.tokens, stopped.finish_reason) == (unstopped.tokens[:5], "stop")
 
 
-def test_a_full_context_is_announced_and_ends_with_length(engine):
-    """A context that filled up cut the answer without a word."""
+def test_a_full_context_gives_a_notice_and_ends_with_length(engine):
+    """A full context ended the answer without a notice."""
     room = 7
     prompt = "x" * (engine.loaded.context_length - room + 1 - len(render(engine, "")))
     chunks = list(engine.stream(prompt, GenerationConfig(max_tokens=50)))
@@ -362,7 +364,7 @@ def test_a_full_context_is_announced_and_ends_with_length(engine):
 
 
 def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(engine):
-    """A silent cut of the prompt answers another question."""
+    """The prompt was cut without an error."""
     with pytest.raises(BadRequest, match=f"the context holds {engine.loaded.context_length}"):
         engine.generate("x" * 3000, SHORT)
 
@@ -378,14 +380,14 @@ def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(engine):
         ([{"role": "user", "content": "Hello"}], GenerationConfig(chat_template=False), "template"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(engine, prompt, config, word):
-    """An option that is accepted and ignored is a bug."""
+def test_unsupported_options_are_refused_by_name(engine, prompt, config, word):
+    """An unsupported option was ignored."""
     with pytest.raises(BadRequest, match=word):
         engine.generate(prompt, config)
 
 
 def test_a_block_without_a_draft_is_refused():
-    """Asking for DFlash and getting plain decoding measures the wrong thing."""
+    """A block size without a draft decoded without speculation and without an error."""
     worker = Worker("plain")
     with Engine(
         worker.run(lambda: loaded_pair(Pair(tiny_target("qwen3")))), worker
@@ -399,7 +401,7 @@ def test_a_block_without_a_draft_is_refused():
 
 @pytest.mark.parametrize("extra", [40, 200, 300])
 def test_the_byte_budget_bounds_the_context_and_ends_with_length(extra):
-    """Caches that outgrow a budget take the machine; an error in mid-answer loses the answer."""
+    """Caches grew past the budget, or an error in the middle lost the answer."""
     worker = Worker("budget")
 
     def make():
@@ -420,8 +422,8 @@ def test_the_byte_budget_bounds_the_context_and_ends_with_length(extra):
             bounded.generate("x" * 400, SHORT)
 
 
-def test_a_closed_engine_says_so():
-    """A request to an engine that is gone hung for ever."""
+def test_requests_to_a_closed_engine_raise():
+    """A request to a closed engine waited for ever."""
     worker = Worker("closed")
     engine = Engine(worker.run(lambda: loaded_pair(Pair(tiny_target("qwen3")))), worker)
     stream = engine.stream("Hello", GenerationConfig(max_tokens=900))
@@ -433,7 +435,7 @@ def test_a_closed_engine_says_so():
 
 
 def test_statistics_of_a_request_are_consistent(engine):
-    """Numbers that do not add up cannot be compared with anybody's."""
+    """Counters of one request contradicted each other."""
     stats = engine.generate("Hello", GenerationConfig(max_tokens=60)).stats
     assert stats.path == "dflash"
     assert stats.block_size == 8

@@ -1,4 +1,4 @@
-"""Thought and answer apart, however the text is cut into pieces."""
+"""Thoughts are separated from the answer for every way of cutting the text into pieces."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def split(text, size, inside=False):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
 def test_marks_across_pieces_are_found_and_no_character_is_lost(size):
-    """A mark cut by a block border showed the thought as the answer."""
+    """A mark across two rounds put the thought into the answer."""
     text = "<think>hm <b> so</think>The <i>answer</i>"
     thought, shown, whole = split(text, size)
     assert thought == "<think>hm <b> so</think>"
@@ -32,16 +32,16 @@ def test_marks_across_pieces_are_found_and_no_character_is_lost(size):
 
 @pytest.mark.parametrize("size", [1, 4, 100])
 def test_a_template_that_opens_the_thought_starts_inside(size):
-    """Some templates end the prompt with the opening mark, so the text never shows it."""
+    """Templates that open the thought in the prompt leave no opening mark in the answer."""
     assert split("hm</think>yes", size, inside=True)[:2] == ("hm</think>", "yes")
 
 
 def test_a_thought_cut_short_stays_a_thought():
-    """An answer that ended while thinking was taken for the answer."""
+    """A thought cut by the token limit was reported as the answer."""
     assert split("<think>and then", 3)[:2] == ("<think>and then", "")
 
 
 def test_models_without_marks_pass_through():
-    """Plain models write "<think>" only as text."""
+    """A model without a thinking mode may write "<think>" as text."""
     splitter = ThinkingSplitter(None)
     assert splitter.feed("a <think> b") == [("a <think> b", False)]

@@ -1,4 +1,4 @@
-"""The thread that owns the models: order, errors, and an end that nobody has to wait for."""
+"""The worker thread: order of jobs, errors, and closing."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from dflash_mlx.errors import DFlashError
 
 
 def test_jobs_run_in_order_on_one_thread():
-    """Two MLX jobs at once, or on two threads, end in an assertion of the driver."""
+    """Two MLX jobs at once, or on two threads, failed in an assertion of the GPU driver."""
     worker = Worker("test")
     seen = []
     futures = [
@@ -26,7 +26,7 @@ def test_jobs_run_in_order_on_one_thread():
 
 
 def test_an_error_goes_to_its_caller_and_the_next_job_runs():
-    """One failed job must not take the others with it."""
+    """One failed job ended the thread."""
     worker = Worker("test")
     with pytest.raises(ZeroDivisionError):
         worker.run(lambda: 1 // 0)
@@ -35,14 +35,14 @@ def test_an_error_goes_to_its_caller_and_the_next_job_runs():
 
 
 def test_a_job_may_run_another_one():
-    """A job that asks the worker for something waited for itself."""
+    """A job that ran another job on the worker waited for itself."""
     worker = Worker("test")
     assert worker.run(lambda: worker.run(lambda: 5)) == 5
     worker.close()
 
 
-def test_close_cancels_what_runs_and_what_waits():
-    """Leaving a program waited for an answer nobody would read."""
+def test_close_cancels_running_and_waiting_jobs():
+    """The end of a program waited for running answers."""
     worker = Worker("test")
     cancels = [threading.Event(), threading.Event()]
     jobs = [worker.submit(lambda c=c: c.wait(30), c) for c in cancels]
@@ -52,8 +52,8 @@ def test_close_cancels_what_runs_and_what_waits():
         worker.run(lambda: 1)
 
 
-def test_a_program_that_never_closes_ends_cleanly():
-    """A thread that still held MLX streams at exit aborted the process."""
+def test_a_program_that_does_not_close_the_worker_exits_cleanly():
+    """A thread that held MLX streams at exit aborted the process."""
     code = (
         "import mlx.core as mx\n"
         "from dflash_mlx.engine.worker import Worker\n"
@@ -65,14 +65,14 @@ def test_a_program_that_never_closes_ends_cleanly():
     assert (ended.returncode, ended.stderr) == (0, b"")
 
 
-def test_a_feed_gives_everything_before_its_error():
-    """The text before a failure is worth having."""
-    feed = ClosableQueue()
-    feed.put(1)
-    feed.put(2)
-    feed.end(ValueError("late"))
+def test_a_queue_yields_its_values_before_its_error():
+    """Text that arrived before a failure was lost."""
+    values = ClosableQueue()
+    values.put(1)
+    values.put(2)
+    values.end(ValueError("late"))
     got = []
     with pytest.raises(ValueError, match="late"):
-        for value in feed:
+        for value in values:
             got.append(value)
     assert got == [1, 2]
