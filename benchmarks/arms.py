@@ -16,11 +16,8 @@ import mlx.core as mx
 from mlx_lm.generate import generate_step, generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 
-from dflash_mlx.config import SamplingConfig
-from dflash_mlx.decode.accept import match_rule
-from dflash_mlx.decode.loop import DecodeConfig, StopDecision, decode
+from dflash_mlx.decode.greedy import greedy_rounds, stop_after
 from dflash_mlx.decode.policy import BlockPolicy
-from dflash_mlx.decode.prefill import prefill
 from dflash_mlx.models.pair import Pair
 
 
@@ -106,20 +103,10 @@ def plain_rounds(
 def dflash_rounds(
     pair: Pair, prompt: Sequence[int], n_tokens: int, policy: BlockPolicy, ends: frozenset[int]
 ) -> Iterator[tuple[int, ...]]:
-    """Read a prompt and return the rounds of our loop behind it, as wide as `policy` wants them."""
-
-    def ending(tokens: Sequence[int]) -> StopDecision:
-        for count, token in enumerate(tokens, 1):
-            if token in ends:
-                return StopDecision(count, True)
-        return StopDecision(len(tokens), False)
-
-    cache = pair.make_cache()
-    state = prefill(pair, cache, prompt, 2048, lambda done, total: True)
-    assert state is not None
-    rule = match_rule(SamplingConfig(), 0)
-    plan = DecodeConfig(policy, rule, ending, n_tokens)
-    return (done.tokens for done, _ in decode(pair, cache, state, plan))
+    """Prefill a prompt and return the tokens of each round after it."""
+    stop_condition = stop_after(ends)
+    rounds = greedy_rounds(pair, prompt, n_tokens, policy, stop_condition=stop_condition)
+    return (finished.tokens for finished in rounds)
 
 
 def plain_run(pair: Pair, prompt: Sequence[int], n_tokens: int, ends: frozenset[int]) -> Run:

@@ -61,18 +61,11 @@ def memory(loaded):
 
 def loop(pair, ids, n_tokens):
     """Decode greedily at the draft's block, end tokens ignored; yield cache and tokens so far."""
-    from dflash_mlx.decode.accept import match_rule
-    from dflash_mlx.decode.loop import DecodeConfig, StopDecision, decode
-    from dflash_mlx.decode.policy import FixedBlock
-    from dflash_mlx.decode.prefill import prefill
+    from dflash_mlx.decode.greedy import greedy_rounds
 
     cache = pair.make_cache()
-    state = prefill(pair, cache, ids, 2048, lambda done, total: True)
-    rule = match_rule(dflash_mlx.SamplingConfig(), 0)
-    policy = FixedBlock(pair.draft.block_size)
-    plan = DecodeConfig(policy, rule, lambda tokens: StopDecision(len(tokens), False), n_tokens)
     n_done = 0
-    for done, _ in decode(pair, cache, state, plan):
+    for done in greedy_rounds(pair, ids, n_tokens, cache=cache):
         n_done += len(done.tokens)
         yield cache, n_done
 

@@ -67,28 +67,31 @@ class Clock:
 def measure(loaded, options):
     from dflash_mlx.config import SamplingConfig
     from dflash_mlx.decode.accept import match_rule
-    from dflash_mlx.decode.loop import DecodeConfig, decode
+    from dflash_mlx.decode.greedy import greedy_rounds
     from dflash_mlx.decode.policy import FixedBlock
-    from dflash_mlx.decode.prefill import prefill
     from dflash_mlx.engine.answer_text import AnswerText
     from dflash_mlx.models.pair import Pair
 
     clock = Clock()
     pair = Pair(
-        Timed(loaded.pair.target, clock, {"walk": BESIDE, "logits": BESIDE}),
+        Timed(loaded.pair.target, clock, {"forward": BESIDE, "logits": BESIDE}),
         Timed(loaded.pair.draft, clock, {"propose": "build draft", "extend": "build context"}),
     )
-    policy = Timed(FixedBlock(options.block), clock, {"rows": "policy", "observe": "policy"})
+    names = {"next_block_size": "policy", "observe": "policy"}
+    policy = Timed(FixedBlock(options.block), clock, names)
     rule = partial(clock.timed, "build accept", match_rule(SamplingConfig(), 0))
     text = AnswerText(loaded.tokenizer.decode, (), ())
-    ending = partial(clock.timed, "text", text.cut)
+    stop_condition = partial(clock.timed, "text", text.cut)
     rounds = defaultdict(list)
     for texts in PROMPTS.values():
         ids = loaded.tokenizer.render([{"role": "user", "content": texts[0]}], None)
-        cache = pair.make_cache()
-        state = prefill(pair, cache, ids, 2048, lambda done, total: True)
-        for done, _ in decode(
-            pair, cache, state, DecodeConfig(policy, rule, ending, options.tokens)
+        for done in greedy_rounds(
+            pair,
+            ids,
+            options.tokens,
+            policy,
+            accept_rule=rule,
+            stop_condition=stop_condition,
         ):
             if done.drafted:
                 rounds["round"].append(done.seconds)

@@ -44,25 +44,25 @@ class InformedBlock(FixedBlock):
         self._tokens = cache(partial(_tokens_per_round, scenario))
         self._best = cache(self._best_block_size)
 
-    def rows(self, context: int) -> int:
+    def next_block_size(self, context_length: int) -> int:
         """Return the block size of the next round."""
-        self._context = context
-        at = context - self._scenario.context
+        self._context = context_length
+        at = context_length - self._scenario.context
         phase = int(np.searchsorted(self._ends, at, side="right"))
         block_size = self._best(phase, at // _GRAIN)
         risk = self._cost(block_size, at) - 1
         return 1 if self._share and not self._budget.allows(risk, self._share) else block_size
 
     def next_step_is_plain(self) -> bool:
-        """Return whether another plain step follows: nothing has changed since `rows`."""
-        return self.rows(self._context) == 1
+        """Return whether another plain step follows: nothing changed since then."""
+        return self.next_block_size(self._context) == 1
 
     def observe(self, done: Round) -> None:
         """Record the round in the budget."""
-        at = done.context - self._scenario.context
+        at = done.context_length - self._scenario.context
         cost = self._cost(done.drafted + 1, at) if done.drafted else None
         self._budget.record(len(done.tokens), cost)
-        self._context = done.context + len(done.tokens)
+        self._context = done.context_length + len(done.tokens)
 
     def _best_block_size(self, phase: int, grain: int) -> int:
         tokens = self._tokens(self._scenario.phases[phase])

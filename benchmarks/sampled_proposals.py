@@ -70,7 +70,7 @@ def drawing_draft(draft, sampling):
         return tokens + draft.model.d2t[tokens] if "d2t" in draft.model else tokens
 
     class Drawing:
-        taps, block_size = draft.target_layer_ids, draft.block_size
+        target_layer_ids, block_size = draft.target_layer_ids, draft.block_size
         make_context, extend = draft.make_context, draft.extend
 
         def propose(self, anchor, n_rows, context):
@@ -86,19 +86,9 @@ def drawing_draft(draft, sampling):
 
 
 def count(pair, ids, rule, n_tokens):
-    from dflash_mlx.decode.loop import DecodeConfig, StopDecision, decode
-    from dflash_mlx.decode.policy import FixedBlock
-    from dflash_mlx.decode.prefill import prefill
+    from dflash_mlx.decode.greedy import greedy_rounds
 
-    cache = pair.make_cache()
-    state = prefill(pair, cache, ids, 2048, lambda done, total: True)
-    plan = DecodeConfig(
-        FixedBlock(pair.draft.block_size),
-        rule,
-        lambda tokens: StopDecision(len(tokens), False),
-        n_tokens,
-    )
-    rounds = [done for done, _ in decode(pair, cache, state, plan)]
+    rounds = list(greedy_rounds(pair, ids, n_tokens, accept_rule=rule))
     return len(rounds), sum(len(done.tokens) for done in rounds)
 
 

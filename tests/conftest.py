@@ -1,4 +1,4 @@
-"""Fixtures for every test: one tiny target, made once, and what mlx-lm makes of a prompt."""
+"""Fixtures for every test: one tiny target, and mlx-lm's answer to one prompt with it."""
 
 from collections.abc import Iterator
 
@@ -8,12 +8,12 @@ from dflash_mlx.models.targets.decoder import DecoderTarget
 from tests.tiny import PROMPT, plain, tiny_target
 
 LENGTH = 256
-"""Tokens of `tiny_answer`: a full answer and what an oracle may propose behind it."""
+"""Tokens of `tiny_answer`. Tests decode at most 128, so an oracle draft never runs out of text."""
 
 
 @pytest.fixture(scope="session", autouse=True)
 def own_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A settings folder of the run's own: costs learned from tiny models are nobody's."""
+    """Use a temporary settings folder, so that costs of tiny models are not stored for the user."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("settings")))
         yield
@@ -27,5 +27,5 @@ def target() -> DecoderTarget:
 
 @pytest.fixture(scope="session")
 def tiny_answer(target: DecoderTarget) -> list[int]:
-    """What mlx-lm alone writes behind `PROMPT` with `target`, greedily."""
+    """The greedy answer of mlx-lm alone to `PROMPT` with `target`."""
     return plain(target.model, PROMPT, LENGTH)

@@ -1,15 +1,14 @@
-"""Tiny random targets, the drafts that test them, and plain decoding to compare with.
+"""Tiny random targets, drafts to test them with, and mlx-lm's plain decoding as the reference.
 
-Targets are mlx-lm models of a few layers over a byte vocabulary, float32, the same weights at
-every run. Of the four drafts three know the right continuation: an oracle proposes it, a zero
-draft never does, a scripted one as often as told. The random one is a real DraftModel, which is
-almost never right and proves little about rollback.
+Targets are mlx-lm models of a few layers over a byte vocabulary with fixed random float32 weights.
+Three drafts know the expected text: `oracle_draft` is always right, `zero_draft` never, and
+`ScriptedDraft` as often as its script says. `random_draft` is a real draft and almost never right.
 """
 
 import importlib
 import itertools
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,15 @@ from mlx_lm.generate import generate_step
 
 from dflash_mlx.cache import ContextCache, PairCache
 from dflash_mlx.config import CacheConfig, SamplingConfig
-from dflash_mlx.decode.accept import AcceptRule, request_rule
-from dflash_mlx.decode.loop import DecodeConfig, State, StopDecision, decode
+from dflash_mlx.decode.accept import AcceptRule, VerifyOutput, match_rule
+from dflash_mlx.decode.greedy import greedy_rounds, never_stop
+from dflash_mlx.decode.loop import DecodeConfig, DecodeState, StopCondition, decode
 from dflash_mlx.decode.policy import BlockPolicy, FixedBlock
 from dflash_mlx.decode.prefill import prefill
 from dflash_mlx.decode.round import Round
 from dflash_mlx.engine.loaded import LoadedPair
 from dflash_mlx.loading.compute import compute_here
+from dflash_mlx.metal.head_merge import BestTokens
 from dflash_mlx.models.draft.build import bind, draft_model
 from dflash_mlx.models.draft.config import ConvolutionConfig, DraftConfig, SelectorConfig
 from dflash_mlx.models.draft.dflash import BoundDraft
@@ -40,7 +41,7 @@ PROMPT = tuple(b"Why is the sky blue at noon and red at dusk?")
 
 
 def tiny_model(family: str = "qwen3", **changes: Any) -> nn.Module:
-    """Return mlx-lm's model of a family with random weights, those of `CONFIGS[family]`."""
+    """Return mlx-lm's model of `CONFIGS[family]` with fixed random weights."""
     config = {**CONFIGS[family], **changes}
     module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     mx.random.seed(7)  # some modules draw their first values from the global generator
@@ -51,7 +52,7 @@ def tiny_model(family: str = "qwen3", **changes: Any) -> nn.Module:
 
 
 def tiny_target(family: str = "qwen3", **changes: Any) -> DecoderTarget:
-    """Return our walk over `tiny_model`."""
+    """Return our target over `tiny_model`."""
     return family_of(CONFIGS[family]["model_type"], family)(tiny_model(family, **changes))
 
 
@@ -66,7 +67,7 @@ def write_target(folder: Path, family: str = "qwen3", **changes: Any) -> Path:
 
 
 def _randomise(model: nn.Module, seed: int = 7) -> None:
-    """Give matrices values of order one per output, and jitter the vectors as they are."""
+    """Scale matrices so that outputs are of order one, and add noise to vectors."""
     keys = mx.random.split(mx.random.key(seed), 4096)
     for index, (name, array) in enumerate(tree_flatten(model.parameters())):
         if not mx.issubdtype(array.dtype, mx.floating):
@@ -81,10 +82,10 @@ def _randomise(model: nn.Module, seed: int = 7) -> None:
 
 
 class ScriptedDraft:
-    """Proposes `tokens` (prompt and answer) where told, and a wrong token behind that.
+    """Proposes the right tokens of `tokens` (prompt and answer) as far as the script says.
 
-    `script` gives the number of draft tokens that are right in each round; its last value
-    holds for all later rounds. What `extend` was given is in `seen`, to be compared.
+    `script` gives the number of right draft tokens per round; its last value holds for all later
+    rounds. The features given to `extend` are recorded in `extended`.
     """
 
     def __init__(
@@ -98,9 +99,9 @@ class ScriptedDraft:
         self.target_layer_ids = target_layer_ids
         self.block_size = block_size
         self.row_bytes = 0
-        self.seen: list[mx.array] = []
+        self.extended: list[mx.array] = []
         self._tokens = list(tokens)
-        self._script = _held(script)
+        self._script = _repeating_last(script)
         self._vocab_size = vocab_size
 
     def make_context(self) -> ContextCache:
@@ -110,15 +111,15 @@ class ScriptedDraft:
         return self
 
     def extend(self, features: mx.array, position: int, context: ContextCache) -> None:
-        assert position >= context.length, "features came twice"
-        self.seen.append(features)
+        assert position >= context.length, "these features are in the context already"
+        self.extended.append(features)
         context.length = position + features.shape[1]
 
-    def propose(self, anchor: int, n_rows: int, context: ContextCache) -> Block:
+    def propose(self, anchor: int, block_size: int, context: ContextCache) -> Block:
         at = context.length
         assert self._tokens[at] == anchor, f"the anchor at {at} is not the expected token"
-        right = self._tokens[at + 1 : at + n_rows]
-        right += [0] * (n_rows - 1 - len(right))
+        right = self._tokens[at + 1 : at + block_size]
+        right += [0] * (block_size - 1 - len(right))
         n_right = next(self._script)
         tokens = [
             token if index < n_right else (token + 1) % self._vocab_size
@@ -128,7 +129,7 @@ class ScriptedDraft:
 
 
 def oracle_draft(tokens: Sequence[int], **options: Any) -> ScriptedDraft:
-    """Return a draft that is always right as far as `tokens` go."""
+    """Return a draft that is always right within `tokens`."""
     return ScriptedDraft(tokens, [10**6], **options)
 
 
@@ -137,7 +138,7 @@ def zero_draft(tokens: Sequence[int], **options: Any) -> ScriptedDraft:
     return ScriptedDraft(tokens, [0], **options)
 
 
-def _held(script: Iterable[int]) -> Iterator[int]:
+def _repeating_last(script: Iterable[int]) -> Iterator[int]:
     value = 0
     for value in script:
         yield value
@@ -185,83 +186,78 @@ def selecting_draft(target: DecoderTarget, **changes: Any) -> BoundDraft:
 
 
 def plain(
-    model: nn.Module, prompt: Sequence[int], n_tokens: int, n_rows: int = 2048, **options: Any
+    model: nn.Module, prompt: Sequence[int], n_tokens: int, step_size: int = 2048, **options: Any
 ) -> list[int]:
-    """Return `n_tokens` decoded by mlx-lm alone, the prompt read `n_rows` at a time."""
+    """Return `n_tokens` decoded by mlx-lm alone with `step_size` as its `prefill_step_size`."""
     steps = generate_step(
-        mx.array(prompt), model, max_tokens=n_tokens, prefill_step_size=n_rows, **options
+        mx.array(prompt), model, max_tokens=n_tokens, prefill_step_size=step_size, **options
     )
     return [int(token) for token, _ in steps]
 
 
-class Rows:
-    """A block policy that takes the rows of its rounds from a list, again and again."""
+class BlockSizes:
+    """A block policy that cycles through the given block sizes."""
 
     disabled_reason: str | None = None
+    disabled_for_request = False
 
-    def __init__(self, *rows: int) -> None:
-        self._rows = itertools.cycle(rows)
+    def __init__(self, *sizes: int) -> None:
+        self._sizes = itertools.cycle(sizes)
 
-    def rows(self, context: int = 0) -> int:
-        return next(self._rows)
+    def next_block_size(self, context_length: int = 0) -> int:
+        return next(self._sizes)
 
     def next_step_is_plain(self) -> bool:
         return False
 
-    def timed(self) -> bool:
+    def times_draft(self) -> bool:
         return False
 
-    def drafts_ahead(self) -> bool:
+    def launches_next_draft_early(self) -> bool:
         return False
 
-    def observe(self, done: Round) -> None:
+    def observe(self, finished: Round) -> None:
         pass
 
 
 def read_prompt(
-    pair: Pair, prompt: Sequence[int] = PROMPT, n_rows: int = 2048
-) -> tuple[PairCache, State]:
+    pair: Pair, prompt: Sequence[int] = PROMPT, step_size: int = 2048
+) -> tuple[PairCache, DecodeState]:
     """Return a cache that holds the prompt, and the state to decode from."""
     cache = pair.make_cache()
-    state = prefill(pair, cache, prompt, n_rows, lambda done, total: True)
+    state = prefill(pair, cache, prompt, step_size, lambda done, total: True)
     assert state is not None
     return cache, state
 
 
-def never(tokens: Sequence[int]) -> StopDecision:
-    """Let every token stand."""
-    return StopDecision(len(tokens), False)
+def verify_output(logits: mx.array, best: BestTokens | None = None) -> VerifyOutput:
+    """Return the output of a verified block with `logits` [B, V] and no features."""
+    return VerifyOutput(logits, mx.zeros((1, logits.shape[0], 0)), best)
 
 
 def rounds(
     pair: Pair,
     cache: PairCache,
-    state: State,
-    limit: int,
+    state: DecodeState,
+    max_tokens: int,
     policy: BlockPolicy | None = None,
-    rule: AcceptRule | None = None,
-    ending: Callable[[Sequence[int]], StopDecision] = never,
-) -> Iterator[tuple[Round, State]]:
-    """Decode greedily up to `limit` tokens of the answer, a full block a round."""
-    block_size = pair.draft.block_size if pair.draft else 1
-    policy = policy or FixedBlock(block_size)
-    rule = rule or request_rule(SamplingConfig(), 0)
-    return decode(pair, cache, state, DecodeConfig(policy, rule, ending, limit))
+    accept_rule: AcceptRule | None = None,
+    stop_condition: StopCondition = never_stop,
+) -> Iterator[tuple[Round, DecodeState]]:
+    """Decode greedily from `state` in full blocks, unless told otherwise."""
+    policy = policy or FixedBlock(pair.draft.block_size if pair.draft else 1)
+    accept_rule = accept_rule or match_rule(SamplingConfig(), 0)
+    return decode(pair, cache, state, DecodeConfig(policy, accept_rule, stop_condition, max_tokens))
 
 
-def answer(
-    pair: Pair, n_tokens: int, prompt: Sequence[int] = PROMPT, n_rows: int = 2048, **options: Any
-) -> list[int]:
-    """Return `n_tokens` that the loop writes behind `prompt`."""
-    cache, state = read_prompt(pair, prompt, n_rows)
-    written: list[int] = []
-    for done, _ in rounds(pair, cache, state, n_tokens, **options):
-        written += done.tokens
-    return written
+def answer(pair: Pair, n_tokens: int, prompt: Sequence[int] = PROMPT, **options: Any) -> list[int]:
+    """Return the `n_tokens` that our loop decodes after `prompt`; see `greedy_rounds`."""
+    finished = greedy_rounds(pair, prompt, n_tokens, **options)
+    return [token for one in finished for token in one.tokens]
 
 
 class ByteTokenizer:
-    """Bytes as tokens, an end token, a special `<mark>`, and a template of one tag per message."""
+    """Maps bytes to tokens; has an end token, a special `<mark>` and a template of tags."""
 
     eos_token_ids = frozenset({END})
     has_template = True
@@ -281,12 +277,12 @@ class ByteTokenizer:
         return bytes(token for token in ids if token < 256).decode(errors="replace")
 
     def render(self, messages: Sequence[Any], thinking: bool | None) -> list[int]:
-        said = "".join(f"<{message['role']}>{message['content']}\n" for message in messages)
-        return self.encode(said + "<assistant>")
+        text = "".join(f"<{message['role']}>{message['content']}\n" for message in messages)
+        return self.encode(text + "<assistant>")
 
 
 def loaded_pair(pair: Pair, **changes: Any) -> LoadedPair:
-    """Return `pair` as the engine loads one, with the byte tokenizer, sampling greedily."""
+    """Return `pair` as the engine loads it, with the byte tokenizer and greedy sampling."""
     values: dict[str, Any] = {
         "pair": pair,
         "tokenizer": ByteTokenizer(),

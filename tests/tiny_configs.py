@@ -1,7 +1,7 @@
 """One small configuration per family of targets, spelled as published `config.json` files are.
 
-Vocabulary: 256 bytes, an end, a mask and a special token, and padding. Windows are 16 rows, so
-that an answer wraps them many times; experts are 4, of which 2 are taken.
+Vocabulary: 256 bytes, an end token, a mask token, a special token and padding. Sliding windows are
+16 rows, so an answer exceeds them many times. Each token uses 2 of 4 experts.
 """
 
 from typing import Any
@@ -262,10 +262,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "layer_types": ["conv", "conv", _FULL, "conv"],
     },
 }
-"""By name; a family may have several variants, each with the `model_type` it is read as."""
+"""Configurations by name. A family can have several variants."""
 
 PACKAGINGS = ("llama3", "qwen3_5_moe", "gemma3", "gemma4_text", "kimi_k25")
-"""Those that run the same code as another; one long test each shows that they do."""
+"""Configurations that run the same code as another; each has one long test only."""
 
 PUBLISHED: dict[str, Any] = {
     "architectures": ["DFlashDraftModel"],
@@ -286,4 +286,4 @@ PUBLISHED: dict[str, Any] = {
     "sliding_window": 16,
     "dflash_config": {"mask_token_id": 257, "target_layer_ids": [0, 2]},
 }
-"""`tiny.draft_config` as a published draft spells it."""
+"""`tiny.draft_config` in the format of a published draft."""

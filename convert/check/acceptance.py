@@ -6,16 +6,12 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from dflash_mlx.config import SamplingConfig
 from dflash_mlx.convert.plan.draft_layout import draft_module
 from dflash_mlx.convert.plan.job import ConversionJob
 from dflash_mlx.convert.progress import ConversionProgress, ProgressCallback
 from dflash_mlx.convert.sources.sample_text import PROMPTS
 from dflash_mlx.convert.tensors import Rows, read_all
-from dflash_mlx.decode.accept import match_rule
-from dflash_mlx.decode.loop import DecodeConfig, StopDecision, decode
-from dflash_mlx.decode.policy import FixedBlock
-from dflash_mlx.decode.prefill import prefill
+from dflash_mlx.decode.greedy import greedy_rounds
 from dflash_mlx.loading.compute import Compute, compute_here, settle_weights
 from dflash_mlx.loading.draft import load_draft
 from dflash_mlx.loading.target import LoadedTarget, load_target
@@ -26,7 +22,6 @@ from dflash_mlx.models.pair import Pair
 from dflash_mlx.models.targets.model_types import is_supported
 
 _N_TOKENS = 32
-_PREFILL_ROWS = 2048
 
 
 @dataclass(frozen=True)
@@ -80,16 +75,7 @@ def _measure(
     accepted = drafted = committed = rounds = 0
     for number, prompt in enumerate(PROMPTS, 1):
         pair = Pair(target.target, draft)
-        cache = pair.make_cache()
-        state = prefill(pair, cache, _ids(target, prompt), _PREFILL_ROWS, lambda done, total: True)
-        assert state is not None
-        plan = DecodeConfig(
-            FixedBlock(draft.block_size),
-            match_rule(SamplingConfig(), 0),
-            lambda tokens: StopDecision(len(tokens), False),
-            _N_TOKENS,
-        )
-        for done, _ in decode(pair, cache, state, plan):
+        for done in greedy_rounds(pair, _ids(target, prompt), _N_TOKENS):
             accepted, drafted = accepted + done.accepted, drafted + done.drafted
             committed, rounds = committed + len(done.tokens), rounds + 1
         watch(ConversionProgress("check", number, len(PROMPTS), f"decoding {when}"))

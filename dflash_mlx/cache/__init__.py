@@ -4,12 +4,12 @@ It must not know models, tokens or requests.
 """
 
 from dflash_mlx.cache.base import LayerCache, Mask
+from dflash_mlx.cache.cache_list import CacheList
 from dflash_mlx.cache.context import ContextCache, ContextLayer
-from dflash_mlx.cache.full import STEP, KVCache, LatentCache
-from dflash_mlx.cache.joined import CacheList
+from dflash_mlx.cache.kv_cache import STEP, KVCache, LatentCache
 from dflash_mlx.cache.pair import PairCache
 from dflash_mlx.cache.recurrent import ConvolutionCache, RecurrentCache
-from dflash_mlx.cache.window import RotatingKVCache
+from dflash_mlx.cache.rotating import RotatingKVCache
 
 __all__ = [
     "STEP",

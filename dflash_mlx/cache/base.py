@@ -1,69 +1,102 @@
-"""What the cache of one target layer promises.
+"""The protocol of a target layer's cache, and snapshots to return to.
 
-A round appends rows, and then either commits the first n of them or drops them all. Rows that
-are appended but not yet committed are *open*. A layer's forward pass sees committed and open
-rows alike; nobody but the cache knows the difference.
+This module must not know tensors' meaning, models or tokens.
 """
 
-from collections.abc import Callable, Hashable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Hashable, Iterator
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import mlx.core as mx
 
 Mask = mx.array | str | None
-"""What attention takes: booleans [n, rows] (true: visible), "causal", or None for all."""
+"""An attention mask: booleans [n, rows] (true: visible), "causal", or None if all are visible."""
 
 
 class Snapshot(NamedTuple):
-    """A place in the past that a cache can be brought back to."""
+    """An earlier state of one layer's cache."""
 
     restore: Callable[[], None]
     arrays: tuple[mx.array, ...] = ()
-    """What is kept for it."""
+    """The arrays that the snapshot holds in memory."""
 
 
 class LayerCache(Protocol):
-    """Rows of one target layer. Shapes use H key/value heads, n rows, D head size.
+    """Rows of one target layer. Letters: H key/value heads, n rows, D head size.
 
-    `offset` (committed plus open rows) and `update_and_fetch` are the names under which
-    mlx-lm's layers read a position and append rows; layers of other kinds append in their own
-    way, through the methods of their cache class.
+    A round appends rows, then commits the first n of them or rolls all of them back. Appended
+    rows that are not committed yet are *open*. The layer's forward pass sees committed and open
+    rows alike.
+
+    mlx-lm's layers read `offset` and call `update_and_fetch`. Layers of other kinds append
+    through other methods of their cache class.
     """
 
     @property
     def offset(self) -> int:
-        """Committed and open rows, which is the position of the next row."""
+        """Number of committed and open rows, which is the position of the next row."""
 
     @property
     def kind(self) -> Hashable:
-        """Caches of one kind hold the same positions, so one mask serves them all."""
+        """Caches of equal kind hold the same positions and can share one mask."""
 
     def mask(self, n_rows: int) -> Mask:
-        """Return the mask for `n_rows` rows that are about to be appended."""
+        """Return the attention mask for the next `n_rows` rows, before they are appended."""
 
     def commit(self, n_rows: int) -> None:
-        """Keep the first `n_rows` open rows and drop the others."""
+        """Commit the first `n_rows` open rows and drop the others."""
 
     def rollback(self) -> None:
         """Drop all open rows."""
 
     def can_trim_to(self, length: int) -> bool:
-        """Whether `trim_to` can go back to exactly `length` committed rows."""
+        """Return whether `trim_to(length)` is possible."""
 
     def trim_to(self, length: int) -> None:
-        """Go back to `length` committed rows, which are held. 0 always are."""
+        """Drop all rows after the first `length`, for which `can_trim_to` holds; it does for 0."""
 
     def snapshot(self, n_rows: int) -> Snapshot:
-        """Return the place behind the committed rows and the first `n_rows` open ones."""
+        """Return a snapshot after the committed rows and the first `n_rows` open rows."""
 
     @property
     def arrays(self) -> list[mx.array]:
-        """The arrays that hold the rows, to be evaluated."""
+        """The arrays to evaluate."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, spare room included."""
+        """Bytes allocated, unused room included."""
 
     @property
     def row_bytes(self) -> int:
-        """Bytes by which one more row makes the cache grow for good."""
+        """Bytes that one more row adds permanently."""
+
+
+SnapshotT = TypeVar("SnapshotT")
+
+_MAX_SNAPSHOTS = 2
+"""Snapshots stored: one of this turn, and one of the last turn in case this one is retried."""
+
+
+class SnapshotList(Generic[SnapshotT]):
+    """The latest snapshots of a conversation, ordered by their length in rows."""
+
+    def __init__(self) -> None:
+        self._snapshots: list[tuple[int, SnapshotT]] = []  # ascending length
+
+    def __iter__(self) -> Iterator[SnapshotT]:
+        return (snapshot for _, snapshot in self._snapshots)
+
+    def add(self, length: int, snapshot: SnapshotT) -> None:
+        """Store a snapshot of `length` rows; drop those of equal or greater length."""
+        self._snapshots = [*self._up_to(length - 1), (length, snapshot)][-_MAX_SNAPSHOTS:]
+
+    def trim_to(self, length: int) -> tuple[int, SnapshotT] | None:
+        """Drop the snapshots of more than `length` rows; return the longest one left, if any."""
+        self._snapshots = self._up_to(length)
+        return self._snapshots[-1] if self._snapshots else None
+
+    def clear(self) -> None:
+        """Drop all snapshots."""
+        self._snapshots = []
+
+    def _up_to(self, length: int) -> list[tuple[int, SnapshotT]]:
+        return [entry for entry in self._snapshots if entry[0] <= length]

@@ -1,9 +1,7 @@
-"""The draft's context cache: keys and values of context rows only.
+"""The draft's KV cache: keys and values of context features.
 
-Block rows are written behind the context for one forward pass and never counted, so the draft
-has nothing to roll back and is never ahead of committed text. A sliding layer keeps the last
-W - 1 context rows, which is all that any later block row can see; and of a place that a
-conversation will come back to, those that it will see there.
+A block's rows are written after the context for one forward pass and not counted, so the draft
+never needs a rollback. This module must not know tokens or the draft's layers.
 """
 
 from typing import NamedTuple
@@ -11,12 +9,12 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from dflash_mlx.cache.full import STEP
-from dflash_mlx.cache.places import Snapshots
+from dflash_mlx.cache.base import SnapshotList
+from dflash_mlx.cache.kv_cache import STEP
 
 
 class ContextRows(NamedTuple):
-    """Rows [1, H, n, D] of a layer with their positions [n]."""
+    """Copied rows [1, H, n, D] of one layer and their positions [n]."""
 
     positions: np.ndarray
     keys: mx.array
@@ -24,10 +22,10 @@ class ContextRows(NamedTuple):
 
 
 class ContextLayer:
-    """Context rows of one draft layer, in order of position, with room for a block behind.
+    """Context rows of one draft layer, in order of position, followed by room for a block.
 
-    `limit` is the number of rows worth keeping (W - 1), or None to keep all. Positions need not
-    be consecutive: rows that were never projected leave a gap.
+    `limit` is the number of rows that a sliding layer stores (W - 1), None for a full layer.
+    Positions can have gaps where rows were never projected.
     """
 
     def __init__(self, limit: int | None) -> None:
@@ -48,14 +46,17 @@ class ContextLayer:
         self.positions = np.concatenate([self.positions, added])
 
     def with_block(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Return context rows followed by the block's rows [1, H, B, D], block not kept."""
-        self._write(keys, values)  # first: it may drop rows that no query can see
+        """Return the context rows followed by the block's rows [1, H, B, D].
+
+        The block's rows are not stored.
+        """
+        self._write(keys, values)  # may drop rows, so it comes before `end` is computed
         end = len(self.positions) + keys.shape[2]
         assert self._keys is not None and self._values is not None
         return self._keys[..., :end, :], self._values[..., :end, :]
 
-    def unbroken(self, start: int) -> tuple[mx.array, mx.array] | None:
-        """Return the context rows [1, H, n, D] if they stand gapless before `start`."""
+    def contiguous_before(self, start: int) -> tuple[mx.array, mx.array] | None:
+        """Return the context rows [1, H, n, D] if they end at `start` - 1 and have no gaps."""
         n_rows = len(self.positions)
         if self._keys is None or self._values is None or n_rows == 0:
             return None
@@ -64,11 +65,11 @@ class ContextLayer:
         return self._keys[..., :n_rows, :], self._values[..., :n_rows, :]
 
     def trim_to(self, length: int) -> None:
-        """Forget the rows at positions >= `length`."""
+        """Drop the rows at positions >= `length`."""
         self.positions = self.positions[: int(np.searchsorted(self.positions, length))]
 
     def snapshot(self) -> ContextRows | None:
-        """Return a copy of the rows seen from here; None where no row is ever left behind."""
+        """Return a copy of the rows visible now; None for a full layer, which drops no rows."""
         if self.limit is None or self._keys is None or self._values is None:
             return None
         rows = slice(max(0, len(self.positions) - self.limit), len(self.positions))
@@ -76,40 +77,40 @@ class ContextLayer:
         keys = mx.contiguous(self._keys[..., rows, :])
         return ContextRows(self.positions[rows], keys, mx.contiguous(self._values[..., rows, :]))
 
-    def recover(self, rows: ContextRows, length: int) -> None:
-        """Put those of `rows` that were left behind, and are seen at `length`, back in front."""
+    def restore_rows(self, rows: ContextRows, length: int) -> None:
+        """Prepend those of `rows` that were dropped and are visible at position `length`."""
         assert self.limit is not None and self._keys is not None and self._values is not None
-        kept = len(self.positions)
+        n_rows = len(self.positions)
         first = int(np.searchsorted(rows.positions, length - self.limit))
-        last = int(np.searchsorted(rows.positions, self.positions[0] if kept else length))
+        last = int(np.searchsorted(rows.positions, self.positions[0] if n_rows else length))
         if first >= last:
             return
-        # full to the last row, so the next rows go to a buffer of their own
+        # a full buffer: the next append copies the rows and does not write into the snapshot
         front = (rows.keys[..., first:last, :], rows.values[..., first:last, :])
-        self._keys = mx.concatenate([front[0], self._keys[..., :kept, :]], axis=2)
-        self._values = mx.concatenate([front[1], self._values[..., :kept, :]], axis=2)
+        self._keys = mx.concatenate([front[0], self._keys[..., :n_rows, :]], axis=2)
+        self._values = mx.concatenate([front[1], self._values[..., :n_rows, :]], axis=2)
         self.positions = np.concatenate([rows.positions[first:last], self.positions])
 
     @property
     def arrays(self) -> list[mx.array]:
-        """The arrays that hold the rows, to be evaluated."""
+        """The arrays to evaluate."""
         return [array for array in (self._keys, self._values) if array is not None]
 
     def _write(self, keys: mx.array, values: mx.array) -> None:
-        """Put rows behind the counted ones, making room or dropping what no row can see."""
-        kept, n_rows = len(self.positions), keys.shape[2]
-        if self._keys is None or self._values is None or kept + n_rows > self._keys.shape[2]:
-            drop = 0 if self.limit is None else max(0, kept - self.limit)
+        """Write rows after the counted ones; grow, or drop rows that no query can see, if full."""
+        n_known, n_rows = len(self.positions), keys.shape[2]
+        if self._keys is None or self._values is None or n_known + n_rows > self._keys.shape[2]:
+            drop = 0 if self.limit is None else max(0, n_known - self.limit)
             self.positions = self.positions[drop:]
-            self._keys = _moved(self._keys, keys, drop, kept)
-            self._values = _moved(self._values, values, drop, kept)
-            kept -= drop
-        self._keys[..., kept : kept + n_rows, :] = keys
-        self._values[..., kept : kept + n_rows, :] = values
+            self._keys = _moved(self._keys, keys, drop, n_known)
+            self._values = _moved(self._values, values, drop, n_known)
+            n_known -= drop
+        self._keys[..., n_known : n_known + n_rows, :] = keys
+        self._values[..., n_known : n_known + n_rows, :] = values
 
 
 def _moved(buffer: mx.array | None, rows: mx.array, start: int, end: int) -> mx.array:
-    """Return a buffer with rows start..end of `buffer` in front and room for `rows` and more."""
+    """Return rows `start`..`end` of `buffer` followed by room for `rows` and up to STEP more."""
     _, heads, n_rows, dim = rows.shape
     room = mx.zeros((1, heads, (n_rows // STEP + 1) * STEP, dim), rows.dtype)
     if buffer is None:
@@ -118,52 +119,52 @@ def _moved(buffer: mx.array | None, rows: mx.array, start: int, end: int) -> mx.
 
 
 class ContextCache:
-    """Context rows of all draft layers; `length` is the position behind the last of them."""
+    """Context rows of all draft layers; `length` is the position after the last row."""
 
     def __init__(self, limits: list[int | None]) -> None:
         self.layers = [ContextLayer(limit) for limit in limits]
         self.length = 0
-        self._places: Snapshots[list[ContextRows | None]] = Snapshots()
+        self._snapshots: SnapshotList[list[ContextRows | None]] = SnapshotList()
 
     @property
     def limit(self) -> int | None:
-        """The most rows any layer keeps; None where one keeps all."""
+        """The largest number of rows that any layer stores; None if one stores all."""
         limits = [layer.limit for layer in self.layers]
         if any(limit is None for limit in limits):
             return None
         return max((limit for limit in limits if limit is not None), default=0)
 
     @property
-    def slides(self) -> bool:
-        """Whether any layer leaves rows behind."""
+    def has_sliding_layer(self) -> bool:
+        """Whether any layer drops rows."""
         return any(layer.limit is not None for layer in self.layers)
 
     def snapshot(self) -> None:
-        """Keep what `trim_to` needs to come back here with all rows that are seen here."""
-        self._places.add(self.length, [layer.snapshot() for layer in self.layers])
+        """Store the rows visible now, for `trim_to`."""
+        self._snapshots.add(self.length, [layer.snapshot() for layer in self.layers])
 
-    def forget(self) -> None:
-        """Give up the remembered places."""
-        self._places.forget()
+    def clear_snapshots(self) -> None:
+        """Drop all snapshots."""
+        self._snapshots.clear()
 
     def trim_to(self, length: int) -> None:
-        """Forget the rows at positions >= `length`; a remembered place's come back."""
+        """Drop the rows at positions >= `length`; restore visible rows from the latest snapshot."""
         for layer in self.layers:
             layer.trim_to(length)
         self.length = min(self.length, length)
-        if place := self._places.back_to(length):
-            for layer, rows in zip(self.layers, place[1], strict=True):
+        if snapshot := self._snapshots.trim_to(length):
+            for layer, rows in zip(self.layers, snapshot[1], strict=True):
                 if rows is not None:
-                    layer.recover(rows, length)
+                    layer.restore_rows(rows, length)
 
     @property
     def arrays(self) -> list[mx.array]:
-        """The arrays that hold the rows, to be evaluated."""
-        places = [rows for kept in self._places for rows in kept if rows is not None]
-        remembered = [array for rows in places for array in (rows.keys, rows.values)]
-        return [array for layer in self.layers for array in layer.arrays] + remembered
+        """The arrays to evaluate."""
+        copies = [rows for layers in self._snapshots for rows in layers if rows is not None]
+        copied = [array for rows in copies for array in (rows.keys, rows.values)]
+        return [array for layer in self.layers for array in layer.arrays] + copied
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, spare room included."""
+        """Bytes allocated, unused room included."""
         return sum(array.nbytes for array in self.arrays)

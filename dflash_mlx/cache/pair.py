@@ -1,22 +1,20 @@
-"""One memory for both models of a pair.
+"""The caches of both models of a pair, with one length and one byte budget.
 
-Invariant: the target's layers hold one row for every committed token except the anchor; the
-draft's context holds rows of committed tokens only. There is one length, one byte budget, and
-rows move through three verbs: append, commit, rollback.
+The target's layers hold one row for every committed token except the anchor; the draft's context
+holds rows of committed tokens only. This module must not know tokens or models.
 """
 
 from collections.abc import Sequence
 
 import mlx.core as mx
 
-from dflash_mlx.cache.base import LayerCache, Snapshot
+from dflash_mlx.cache.base import LayerCache, Snapshot, SnapshotList
 from dflash_mlx.cache.context import ContextCache
-from dflash_mlx.cache.places import Snapshots
 from dflash_mlx.errors import OutOfMemoryBudget
 
 
 class PairCache:
-    """The rows that target and draft keep of one conversation."""
+    """The cached rows of one conversation."""
 
     def __init__(
         self,
@@ -29,21 +27,21 @@ class PairCache:
         self.max_bytes = max_bytes
         self.length = 0
         self._open = 0
-        self._places: Snapshots[list[Snapshot]] = Snapshots()
+        self._snapshots: SnapshotList[list[Snapshot]] = SnapshotList()
 
     def append(self, n_rows: int) -> None:
-        """Open a round of `n_rows` rows, which the target's layers then write.
+        """Open a round of `n_rows` rows; the target's layers write them afterwards.
 
         Raises:
-            OutOfMemoryBudget: the rows held already exceed `max_bytes`.
+            OutOfMemoryBudget: the caches already exceed `max_bytes`.
         """
         assert self._open == 0, f"{self._open} rows are open; commit or roll back first"
         if self.max_bytes is not None and self.nbytes > self.max_bytes:
-            self._shrink(self.max_bytes)
+            self._free_memory(self.max_bytes)
         self._open = n_rows
 
     def commit(self, n_rows: int) -> None:
-        """Keep the first `n_rows` rows of the open round and drop the others."""
+        """Commit the first `n_rows` rows of the open round and drop the others."""
         assert 0 <= n_rows <= self._open, (n_rows, self._open)
         for layer in self.layers:
             layer.commit(n_rows)
@@ -51,27 +49,28 @@ class PairCache:
         self._open = 0
 
     def rollback(self) -> None:
-        """Drop the open round, if there is one."""
+        """Drop the rows of the open round, if there is one."""
         if self._open:
             for layer in self.layers:
                 layer.rollback()
             self._open = 0
 
     def snapshot(self, n_rows: int) -> None:
-        """Keep what `trim_to` needs to come back behind the first `n_rows` open rows."""
+        """Store a snapshot after the first `n_rows` open rows, for `trim_to`."""
         assert 0 <= n_rows <= self._open, (n_rows, self._open)
-        self._places.add(self.length + n_rows, [layer.snapshot(n_rows) for layer in self.layers])
+        snapshots = [layer.snapshot(n_rows) for layer in self.layers]
+        self._snapshots.add(self.length + n_rows, snapshots)
 
     def trim_to(self, length: int) -> int:
-        """Go back to at most `length` committed rows; return how many are left.
+        """Drop the rows after the first `length`; return how many rows are left.
 
-        Where a layer cannot go back so far exactly (a wrapped window, a recurrent state), all go
-        back to the nearest remembered place before it, or to nothing.
+        If a layer cannot be trimmed to exactly this length (a sliding window, a recurrent state),
+        all layers return to the longest earlier snapshot, or to 0 rows.
         """
         left = min(length, self.length)
-        nearest = self._places.back_to(left)
+        snapshot = self._snapshots.trim_to(left)
         if not all(layer.can_trim_to(left) for layer in self.layers):
-            left = self._go_back(nearest)
+            left = self._restore(snapshot)
         else:
             for layer in self.layers:
                 layer.trim_to(left)
@@ -80,39 +79,39 @@ class PairCache:
             self.context.trim_to(left)
         return left
 
-    def _go_back(self, nearest: tuple[int, list[Snapshot]] | None) -> int:
-        """Bring all layers to the `nearest` place, or to nothing; return the rows left."""
-        if nearest is None:
+    def _restore(self, snapshot: tuple[int, list[Snapshot]] | None) -> int:
+        """Restore `snapshot` in all layers, or trim them to 0 rows; return the rows left."""
+        if snapshot is None:
             for layer in self.layers:
                 layer.trim_to(0)
             return 0
-        left, layers = nearest
-        for place in layers:
-            place.restore()
-        return left
+        length, layers = snapshot
+        for layer_snapshot in layers:
+            layer_snapshot.restore()
+        return length
 
-    def _shrink(self, max_bytes: int) -> None:
-        """Give up what only spares a later turn some acceptance.
+    def _free_memory(self, max_bytes: int) -> None:
+        """Drop the context's snapshots, which only raise the acceptance of a later turn.
 
         Raises:
-            OutOfMemoryBudget: the rows exceed `max_bytes` all the same.
+            OutOfMemoryBudget: the caches still exceed `max_bytes`.
         """
         if self.context is not None:
-            self.context.forget()
+            self.context.clear_snapshots()
         if self.nbytes > max_bytes:
             raise OutOfMemoryBudget(
-                f"{self.length} rows of context take {self.nbytes} bytes, the budget is "
-                f"{max_bytes}; shorten the conversation or raise the budget"
+                f"the KV cache of {self.length} tokens takes {self.nbytes} bytes and "
+                f"CacheConfig.max_bytes is {max_bytes}; shorten the conversation or raise max_bytes"
             )
 
     @property
     def arrays(self) -> list[mx.array]:
-        """The arrays that hold the rows of both models, to be evaluated."""
+        """The arrays of both models to evaluate."""
         arrays = [array for layer in self.layers for array in layer.arrays]
-        arrays += [a for layers in self._places for place in layers for a in place.arrays]
+        arrays += [a for layers in self._snapshots for layer in layers for a in layer.arrays]
         return arrays + (self.context.arrays if self.context is not None else [])
 
     @property
     def nbytes(self) -> int:
-        """Bytes held for both models, spare room included."""
+        """Bytes allocated for both models, unused room included."""
         return sum(array.nbytes for array in self.arrays)

@@ -1,9 +1,7 @@
-"""What layers keep that read a sequence from left to right: a convolution's last inputs, a state.
+"""Caches of causal convolutions and recurrent states, which cannot drop rows from their end.
 
-Neither can drop rows from its end. So a round leaves the committed values untouched (keeping
-them costs a reference) and stands beside them; committing n of its rows reads the convolution's
-window off its inputs and gets the state behind n rows from the round's *tape*, a function that
-the layer's forward pass hands over.
+A round therefore keeps the committed values and stores its own separately. Committing n rows cuts
+the convolution's window from the round's inputs, and asks the layer for the state after n rows.
 """
 
 from collections.abc import Callable, Hashable
@@ -12,8 +10,8 @@ import mlx.core as mx
 
 from dflash_mlx.cache.base import Mask, Snapshot
 
-Tape = Callable[[int], mx.array]
-"""`n -> the state behind the first n open rows`, bit for bit that of having read only those."""
+StateAfter = Callable[[int], mx.array]
+"""`n -> the state after the first n open rows`, bit-identical to reading only those rows."""
 
 
 class ConvolutionCache:
@@ -23,20 +21,20 @@ class ConvolutionCache:
         self.offset = 0
         self._kernel_size = kernel_size
         self._window: mx.array | None = None
-        self._open: mx.array | None = None  # the window and the open rows behind it
+        self._open: mx.array | None = None  # the window followed by the open rows
 
     @property
     def kind(self) -> Hashable:
-        """One kind: none needs a mask."""
+        """All caches of this class have one kind, as none needs a mask."""
         return ConvolutionCache
 
     def mask(self, n_rows: int) -> Mask:
-        """Return None: such layers see what they see by reading in order."""
+        """Return None: these layers need no mask."""
         return None
 
     def append(self, rows: mx.array) -> mx.array:
-        """Append open rows [1, n, C]; return them behind the window, [1, K - 1 + n, C]."""
-        assert self._open is None, "the last round is still open"
+        """Append open rows [1, n, C]; return the window followed by them, [1, K - 1 + n, C]."""
+        assert self._open is None, "the last round is still open; commit or roll back first"
         window = self._window
         if window is None:
             window = mx.zeros((1, self._kernel_size - 1, rows.shape[2]), rows.dtype)
@@ -45,8 +43,8 @@ class ConvolutionCache:
         return self._open
 
     def commit(self, n_rows: int) -> None:
-        """Keep the first `n_rows` open rows and drop the others."""
-        self._window = self._window_behind(n_rows)
+        """Commit the first `n_rows` open rows and drop the others."""
+        self._window = self._window_after(n_rows)
         self.offset += n_rows - self._n_open
         self._open = None
 
@@ -56,18 +54,18 @@ class ConvolutionCache:
         self._open = None
 
     def can_trim_to(self, length: int) -> bool:
-        """Only where it stands, and the beginning."""
+        """Return whether `length` is the current number of committed rows, or 0."""
         return length in (0, self.offset - self._n_open)
 
     def trim_to(self, length: int) -> None:
-        """Go back to `length` committed rows, which is nowhere or to the beginning."""
+        """Drop all rows if `length` is 0; otherwise keep all."""
         assert self.can_trim_to(length), (length, self.offset)
         if length == 0:
             self._window, self._open, self.offset = None, None, 0
 
     def snapshot(self, n_rows: int) -> Snapshot:
-        """Return the place behind the committed rows and the first `n_rows` open ones."""
-        window = self._window_behind(n_rows)
+        """Return a snapshot after the committed rows and the first `n_rows` open rows."""
+        window = self._window_after(n_rows)
         length = self.offset - self._n_open + n_rows
 
         def restore() -> None:
@@ -77,82 +75,82 @@ class ConvolutionCache:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """The arrays that hold the rows, to be evaluated."""
+        """The arrays to evaluate."""
         return [array for array in (self._window, self._open) if array is not None]
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Bytes allocated."""
         return sum(array.nbytes for array in self.arrays)
 
     @property
     def row_bytes(self) -> int:
-        """A state does not grow."""
+        """0: the state has a fixed size."""
         return 0
 
     @property
     def _n_open(self) -> int:
         return 0 if self._open is None else self._open.shape[1] - self._kernel_size + 1
 
-    def _window_behind(self, n_rows: int) -> mx.array | None:
-        """Return the window behind the first `n_rows` open rows."""
+    def _window_after(self, n_rows: int) -> mx.array | None:
+        """Return the window after the first `n_rows` open rows."""
         assert 0 <= n_rows <= self._n_open, (n_rows, self._n_open)
         if self._open is None or n_rows == 0:
             return self._window
-        # a copy: a slice would keep every row of a long prompt's chunk
+        # a copy: a slice would hold all rows of a prefill chunk in memory
         return mx.contiguous(self._open[:, n_rows : n_rows + self._kernel_size - 1])
 
 
 class RecurrentCache(ConvolutionCache):
-    """The state of a gated delta rule, with the convolution before it."""
+    """The state of a gated delta rule and the window of the convolution before it."""
 
     def __init__(self, kernel_size: int) -> None:
         super().__init__(kernel_size)
         self.state: mx.array | None = None
-        """The committed state, None at the beginning."""
-        self._after: mx.array | None = None
-        self._tape: Tape | None = None
+        """The state after the committed rows; None before the first."""
+        self._last: mx.array | None = None  # the state after all open rows
+        self._state_after: StateAfter | None = None
 
-    def advance(self, after: mx.array, tape: Tape) -> None:
-        """Take the state `after` all open rows, and the tape that gives those before it."""
-        self._after, self._tape = after, tape
+    def set_open_state(self, last: mx.array, state_after: StateAfter) -> None:
+        """Store the state after all open rows, and the function for fewer rows."""
+        self._last, self._state_after = last, state_after
 
     def commit(self, n_rows: int) -> None:
-        """Keep the first `n_rows` open rows and drop the others."""
-        self.state = self._state_behind(n_rows)
-        self._after, self._tape = None, None
+        """Commit the first `n_rows` open rows and drop the others."""
+        self.state = self._state_after_rows(n_rows)
+        self._last, self._state_after = None, None
         super().commit(n_rows)
 
     def rollback(self) -> None:
         """Drop all open rows."""
-        self._after, self._tape = None, None
+        self._last, self._state_after = None, None
         super().rollback()
 
     def trim_to(self, length: int) -> None:
-        """Go back to `length` committed rows, which is nowhere or to the beginning."""
+        """Drop all rows if `length` is 0; otherwise keep all."""
         super().trim_to(length)
         if length == 0:
-            self.state, self._after, self._tape = None, None, None
+            self.state, self._last, self._state_after = None, None, None
 
     def snapshot(self, n_rows: int) -> Snapshot:
-        """Return the place behind the committed rows and the first `n_rows` open ones."""
-        place, state = super().snapshot(n_rows), self._state_behind(n_rows)
+        """Return a snapshot after the committed rows and the first `n_rows` open rows."""
+        convolution, state = super().snapshot(n_rows), self._state_after_rows(n_rows)
 
         def restore() -> None:
-            place.restore()
-            self.state, self._after, self._tape = state, None, None
+            convolution.restore()
+            self.state, self._last, self._state_after = state, None, None
 
-        return Snapshot(restore, (*place.arrays, *(() if state is None else (state,))))
+        return Snapshot(restore, (*convolution.arrays, *(() if state is None else (state,))))
 
     @property
     def arrays(self) -> list[mx.array]:
-        """The arrays that hold the rows, to be evaluated."""
-        states = [array for array in (self.state, self._after) if array is not None]
+        """The arrays to evaluate."""
+        states = [array for array in (self.state, self._last) if array is not None]
         return super().arrays + states
 
-    def _state_behind(self, n_rows: int) -> mx.array | None:
-        """Return the state behind the first `n_rows` open rows."""
+    def _state_after_rows(self, n_rows: int) -> mx.array | None:
+        """Return the state after the first `n_rows` open rows."""
         if n_rows == 0:
             return self.state
-        assert self._tape is not None, "rows were appended without their state"
-        return self._after if n_rows == self._n_open else self._tape(n_rows)
+        assert self._state_after is not None, "rows were appended without their state"
+        return self._last if n_rows == self._n_open else self._state_after(n_rows)

@@ -14,8 +14,8 @@ from dflash_mlx.controller.selection import (
     probe_cost,
 )
 from dflash_mlx.controller.slowdown_budget import SlowdownBudget
-from dflash_mlx.decode.early_draft import Overlap
-from dflash_mlx.decode.policy import TIMED_EVERY
+from dflash_mlx.decode.early_draft import EarlyDraftTrial
+from dflash_mlx.decode.policy import TIME_DRAFT_EVERY
 from dflash_mlx.decode.round import Round
 
 _BUDGET_SPAN = 512
@@ -93,12 +93,12 @@ class AdaptiveBlock:
         self,
         costs: LiveCosts,
         counts: AcceptanceCounts | None = None,
-        overlap: Overlap | None = None,
+        early_draft: EarlyDraftTrial | None = None,
     ) -> None:
         self.disabled_reason: str | None = None
-        self.broken = False
+        self.disabled_for_request = False
         self._costs = costs
-        self._overlap = overlap or Overlap()
+        self._early_draft = early_draft or EarlyDraftTrial()
         self._acceptance = AcceptanceByConfidence(costs.max_block_size - 1, counts)
         self._budget = SlowdownBudget(_BUDGET_SPAN)
         self._probes = ProbeSchedule()
@@ -121,10 +121,10 @@ class AdaptiveBlock:
         self._context = context
         return self._best(self._acceptance.overall)
 
-    def rows(self, context: int) -> int:
-        """Return the block size of the next round after `context` tokens."""
-        self._context = context
-        if self.broken or self._n_check_steps or self._unmeasured(context):
+    def next_block_size(self, context_length: int) -> int:
+        """Return the block size of the next round after `context_length` tokens."""
+        self._context = context_length
+        if self.disabled_for_request or self._n_check_steps or self._unmeasured(context_length):
             return 1
         if self.disabled_reason:
             return self._probe() if self._probes.due else 1
@@ -141,7 +141,7 @@ class AdaptiveBlock:
 
     def next_step_is_plain(self) -> bool:
         """Return whether another plain step follows a plain step now."""
-        if self.broken:
+        if self.disabled_for_request:
             return True
         if self._n_check_steps:
             return self._n_check_steps > 1
@@ -151,13 +151,20 @@ class AdaptiveBlock:
             return self._n_plain < _FIRST_PLAIN_STEPS
         return self._n_plain > 0 and self._best_here()[1] < 1 / MIN_SPEEDUP
 
-    def timed(self) -> bool:
+    def times_draft(self) -> bool:
         """Return whether the next round times its draft separately, for the statistics."""
-        return self.disabled_reason is None and self._n_drafted % TIMED_EVERY == TIMED_EVERY - 1
+        return (
+            self.disabled_reason is None
+            and self._n_drafted % TIME_DRAFT_EVERY == TIME_DRAFT_EVERY - 1
+        )
 
-    def drafts_ahead(self) -> bool:
+    def launches_next_draft_early(self) -> bool:
         """Return whether the next draft is launched before the caller gets this round's tokens."""
-        return self._overlap.on and self.disabled_reason is None and not self.timed()
+        return (
+            self._early_draft.launches_early
+            and self.disabled_reason is None
+            and not self.times_draft()
+        )
 
     def observe(self, done: Round) -> None:
         """Update costs, acceptance and budget from a finished round."""
@@ -182,7 +189,7 @@ class AdaptiveBlock:
             self._acceptance.forget_text()
 
     def _update_costs(self, done: Round) -> None:
-        expected = self._costs.seconds(done.drafted + 1, done.context)
+        expected = self._costs.seconds(done.drafted + 1, done.context_length)
         measurable = not done.launched_early or done.caller_s <= _MAX_CALLER_SHARE * expected
         if done.drafted:
             self._n_plain = 0
@@ -191,17 +198,19 @@ class AdaptiveBlock:
             if done.draft_s is not None:
                 return  # a timed round waits for the device once more than others
             if measurable:
-                self._costs.observe(done.drafted + 1, done.context, done.seconds)
-            expected = self._costs.seconds(done.drafted + 1, done.context)
-            self._overlap.observe(done.launched_early, (done.seconds + done.caller_s) / expected)
+                self._costs.observe(done.drafted + 1, done.context_length, done.seconds)
+            expected = self._costs.seconds(done.drafted + 1, done.context_length)
+            self._early_draft.observe(
+                done.launched_early, (done.seconds + done.caller_s) / expected
+            )
             return
         self._n_plain += 1
         self._n_check_steps = max(0, self._n_check_steps - 1)
-        if done.unpipelined and not self._unmeasured(done.context):
-            self._costs.observe_unpipelined(done.context, done.seconds)
-        elif measurable and done.whole:
+        if done.unpipelined and not self._unmeasured(done.context_length):
+            self._costs.observe_unpipelined(done.context_length, done.seconds)
+        elif measurable and done.measures_one_round:
             before = self._risk(self._block_size) + 1
-            self._costs.observe(1, done.context, done.seconds)
+            self._costs.observe(1, done.context_length, done.seconds)
             self._budget.rescale((self._risk(self._block_size) + 1) / before)
         if self._n_plain > 1:
             self._n_unchecked = 0
@@ -214,14 +223,14 @@ class AdaptiveBlock:
         """Return the cost of a round in plain steps, at least as measured while it is new."""
         block_size = done.drafted + 1
         cost = self._risk(block_size) + 1
-        if self._costs.n_observed(block_size, done.context) > _MIN_OBSERVATIONS:
+        if self._costs.n_observed(block_size, done.context_length) > _MIN_OBSERVATIONS:
             return cost
-        return max(cost, done.seconds / self._costs.seconds(1, done.context))
+        return max(cost, done.seconds / self._costs.seconds(1, done.context_length))
 
     def _reconsider(self, done: Round) -> None:
         """Disable drafting, continue, or enable it again after a drafted round."""
-        if not done.healthy:
-            self.broken = True
+        if not done.draft_is_finite:
+            self.disabled_for_request = True
             self.disabled_reason = "the draft's logits are not finite"
             return
         speedup = self._best(self._acceptance.overall)[1]

@@ -62,8 +62,8 @@ class AcceptanceByConfidence:
     def observe(self, done: Round) -> None:
         """Update from a drafted round; discount old evidence after too many missing tokens."""
         expected = expected_tokens(self.overall.rates())[done.drafted]
-        self.overall.observe(done.judged, done.accepted)
-        self.here.observe(done.judged, done.accepted)
+        self.overall.observe(done.n_counted, done.accepted)
+        self.here.observe(done.n_counted, done.accepted)
         missing = _SHORTFALL_FRACTION * expected - len(done.tokens)
         self._shortfall = max(0.0, self._shortfall + missing)
         if self._shortfall > _SHORTFALL_ROUNDS * expected:

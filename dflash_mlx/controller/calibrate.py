@@ -8,11 +8,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from statistics import median
 
-from dflash_mlx.config import SamplingConfig
 from dflash_mlx.controller.costs import CostCurve
-from dflash_mlx.decode.accept import request_rule
-from dflash_mlx.decode.loop import DecodeConfig, StopDecision, decode
-from dflash_mlx.decode.prefill import prefill
+from dflash_mlx.decode.greedy import greedy_rounds
 from dflash_mlx.decode.round import Round
 from dflash_mlx.models.pair import Pair
 
@@ -37,7 +34,7 @@ class CalibrationPolicy:
     """A policy that measures one block size after another until its time is up."""
 
     disabled_reason = None
-    broken = False
+    disabled_for_request = False
 
     def __init__(self, max_block_size: int, budget_s: float, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -48,7 +45,7 @@ class CalibrationPolicy:
         self._remaining = _WARM_UP_ROUNDS + _MEASURED_ROUNDS
         self.done = False
 
-    def rows(self, context: int) -> int:
+    def next_block_size(self, context_length: int) -> int:
         """Return the block size being measured."""
         return self._block_size
 
@@ -56,18 +53,18 @@ class CalibrationPolicy:
         """Return whether another plain step follows, as in plain decoding."""
         return self._block_size == 1 and self._remaining > 1
 
-    def timed(self) -> bool:
+    def times_draft(self) -> bool:
         """Return False: drafts are not timed separately."""
         return False
 
-    def drafts_ahead(self) -> bool:
+    def launches_next_draft_early(self) -> bool:
         """Return False: drafts are not launched early."""
         return False
 
     def observe(self, done: Round) -> None:
         """Record a round's time; change to the next block size after enough rounds."""
         self._remaining -= 1
-        if self._remaining < _MEASURED_ROUNDS and done.whole:
+        if self._remaining < _MEASURED_ROUNDS and done.measures_one_round:
             self._seconds[done.drafted + 1].append(done.seconds)
         late = bool(self._seconds[self._block_size]) and self._clock() >= self._deadline
         if self._remaining and not late:
@@ -98,17 +95,8 @@ def calibrate(
     token is estimated from the bytes it adds to a plain step, until rounds there are observed.
     """
     policy = CalibrationPolicy(max_block_size, budget_s, clock)
-    cache = pair.make_cache()
     prompt = [token % pair.target.shape.vocab_size for token in range(1, _PROMPT_TOKENS + 2)]
-    state = prefill(pair, cache, prompt, _PROMPT_TOKENS, lambda done, total: True)
-    assert state is not None
-    config = DecodeConfig(
-        policy,
-        request_rule(SamplingConfig(), 0),
-        lambda tokens: StopDecision(len(tokens), False),
-        pair.target.shape.context_length,
-    )
-    for _ in decode(pair, cache, state, config):
+    for _ in greedy_rounds(pair, prompt, pair.target.shape.context_length, policy):
         if policy.done:
             break
     step_s = policy.curve(0.0).at(1, _PROMPT_TOKENS)

@@ -6,7 +6,7 @@ It must not know how the pair was loaded or where its costs are stored.
 from dflash_mlx.controller.acceptance import AcceptanceCounts
 from dflash_mlx.controller.adaptive import AdaptiveBlock
 from dflash_mlx.controller.costs import CostCurve, LiveCosts
-from dflash_mlx.decode.early_draft import Overlap
+from dflash_mlx.decode.early_draft import EarlyDraftTrial
 
 
 class ControllerState:
@@ -27,18 +27,18 @@ class ControllerState:
         self.kernels = kernels
         fits = counts is not None and len(counts.n_drafted) == max_block_size - 1
         self.counts = counts if counts and fits else AcceptanceCounts()
-        self._overlaps: dict[int | None, Overlap] = {}
+        self._early_draft_trials: dict[int | None, EarlyDraftTrial] = {}
 
-    def overlap(self, block_size: int | None = None) -> Overlap:
+    def early_draft_trial(self, block_size: int | None = None) -> EarlyDraftTrial:
         """Return the trial of drafting ahead for a fixed block size, or for chosen ones (None).
 
         A trial compares times of rounds, so each fixed block size has its own.
         """
-        return self._overlaps.setdefault(block_size, Overlap())
+        return self._early_draft_trials.setdefault(block_size, EarlyDraftTrial())
 
     def policy(self) -> AdaptiveBlock:
         """Return the block-size policy of one request."""
-        return AdaptiveBlock(self.costs, self.counts, self.overlap())
+        return AdaptiveBlock(self.costs, self.counts, self.early_draft_trial())
 
     def replace_costs(self, curve: CostCurve, kernels: str) -> None:
         """Replace the costs with new measurements, because other kernels were chosen."""

@@ -1,4 +1,4 @@
-"""The decode loop: draft, verify, accept, commit.
+"""The decode loop: draft, verify, accept, commit (`loop.decode`).
 
 It must not know text, files, threads or how block sizes are chosen.
 """
@@ -6,6 +6,7 @@ It must not know text, files, threads or how block sizes are chosen.
 __all__ = [
     "accept",
     "early_draft",
+    "greedy",
     "history",
     "logits_processors",
     "loop",

@@ -1,40 +1,45 @@
-"""Whether drafting ahead makes rounds shorter here: tried, not assumed.
+"""A trial that decides whether launching the next draft early makes rounds shorter here.
 
-Launched before the caller gets a round's tokens, the next draft runs while text is made of
-them. On a machine whose host and device share cores the same may cost more than it hides.
+A draft launched before the caller receives a round's tokens runs while the caller makes text of
+them. Where host and device share cores, this can cost more time than it hides.
 """
 
 from statistics import median
 
-_SPELL = 8
-"""Rounds in a row with and without, alternating, so that a drifting clock hits both alike."""
+_ROUNDS_PER_PHASE = 8
+"""Consecutive rounds with and without early launch. Short alternating phases spread clock drift
+over both kinds; phases of one round would compare rounds that influence each other."""
 
-_ENOUGH = 24
-"""Rounds of each kind that settle the question."""
+_ROUNDS_OF_EACH = 24
+"""Rounds of each kind before the decision: three phases, so one disturbed phase cannot move the
+median."""
 
 
-class Overlap:
-    """A trial over the first rounds of a pair, then its result. Lives as long as the pair."""
+class EarlyDraftTrial:
+    """Alternates between both ways over the first rounds, then keeps the faster one.
+
+    One trial lives as long as its pair is loaded.
+    """
 
     def __init__(self) -> None:
-        self._with: list[float] = []
-        self._without: list[float] = []
-        self._verdict: bool | None = None
+        self._early_s: list[float] = []
+        self._late_s: list[float] = []
+        self._result: bool | None = None
 
     @property
-    def on(self) -> bool:
-        """Whether the next round's draft should be launched early."""
-        if self._verdict is not None:
-            return self._verdict
-        return (len(self._with) + len(self._without)) // _SPELL % 2 == 1
+    def launches_early(self) -> bool:
+        """Whether the next round's draft is to be launched early."""
+        if self._result is not None:
+            return self._result
+        return (len(self._early_s) + len(self._late_s)) // _ROUNDS_PER_PHASE % 2 == 1
 
     def observe(self, launched_early: bool, seconds: float) -> None:
-        """Learn from a drafted round: its seconds, the caller's own time included.
+        """Take the duration of a drafted round in seconds, the caller's time included.
 
-        Rounds of different rows must be made comparable by the caller.
+        The caller passes only rounds of comparable cost.
         """
-        if self._verdict is not None:
+        if self._result is not None:
             return
-        (self._with if launched_early else self._without).append(seconds)
-        if min(len(self._with), len(self._without)) >= _ENOUGH:
-            self._verdict = median(self._with) < median(self._without)
+        (self._early_s if launched_early else self._late_s).append(seconds)
+        if min(len(self._early_s), len(self._late_s)) >= _ROUNDS_OF_EACH:
+            self._result = median(self._early_s) < median(self._late_s)

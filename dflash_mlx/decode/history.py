@@ -1,4 +1,4 @@
-"""The tokens of a conversation, to which every round appends: O(round), not O(context)."""
+"""The token ids of a conversation. Extending them costs O(round), not O(context)."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, overload
@@ -6,14 +6,14 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-Ids = NDArray[np.int32]
+_TokenIds = NDArray[np.int32]
 
 
 class History(Sequence[int]):
-    """Token ids that can be extended and are never changed.
+    """An immutable sequence of token ids that shares memory with its extensions.
 
-    What extends a history shares its memory, so an extension costs what it adds; a second
-    extension of the same history copies. `np.asarray(history)` copies nothing.
+    Extending a history for the first time appends to the shared buffer. Extending the same
+    history a second time copies it. `np.asarray(history)` returns a view.
     """
 
     def __init__(self, ids: Iterable[int]) -> None:
@@ -21,10 +21,10 @@ class History(Sequence[int]):
         self._length = self._buffer.used
 
     def extended(self, ids: Sequence[int]) -> "History":
-        """Return this history with `ids` behind it."""
+        """Return a history of these tokens followed by `ids`."""
         longer = History.__new__(History)
-        same = self._buffer.used == self._length
-        longer._buffer = self._buffer if same else _Buffer(self._view().copy())
+        ends_buffer = self._buffer.used == self._length
+        longer._buffer = self._buffer if ends_buffer else _Buffer(self._view().copy())
         longer._buffer.append(ids)
         longer._length = self._length + len(ids)
         return longer
@@ -42,19 +42,19 @@ class History(Sequence[int]):
         found: Any = self._view()[at].tolist()
         return tuple(found) if isinstance(at, slice) else found
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Ids:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> _TokenIds:
         return np.array(self._view(), dtype, copy=copy)
 
-    def _view(self) -> Ids:
+    def _view(self) -> _TokenIds:
         view = self._buffer.ids[: self._length]
         view.flags.writeable = False
         return view
 
 
 class _Buffer:
-    """Ids that histories share; it grows by half, so that appending costs what is appended."""
+    """Token ids shared by histories. It grows by half, so an append is O(1) amortised."""
 
-    def __init__(self, ids: Ids) -> None:
+    def __init__(self, ids: _TokenIds) -> None:
         self.ids = ids
         self.used = len(ids)
 

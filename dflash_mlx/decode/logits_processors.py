@@ -1,7 +1,6 @@
-"""Penalties, biases and a caller's own processors, applied at every row of a verified block.
+"""Logits processors for verified blocks: penalties, logit bias and the caller's own.
 
-A processor sees the tokens before a row and that row's logits, as in sequential decoding: row i
-of a block follows the first i draft tokens. The penalties themselves are mlx-lm's.
+The penalties are mlx-lm's. This module must not know how tokens are chosen or accepted.
 """
 
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from dflash_mlx.config import LogitsProcessor, SamplingConfig
 def make_processors(
     sampling: SamplingConfig, own: Sequence[LogitsProcessor]
 ) -> tuple[LogitsProcessor, ...]:
-    """Return the processors of a request, in mlx-lm's order, the caller's own last."""
+    """Return the processors of a request in mlx-lm's order, followed by the caller's `own`."""
     penalty = sampling.repetition_penalty
     made = make_logits_processors(
         logit_bias=dict(sampling.logit_bias),
@@ -36,19 +35,19 @@ def processed(
     draft_tokens: mx.array,
     logits: mx.array,
 ) -> mx.array:
-    """Return logits [B, V] after `processors`.
+    """Return `logits` [B, V] after `processors`, row by row as in sequential decoding.
 
-    `history` holds every token up to and with the anchor, `draft_tokens` [B - 1] what the block
-    proposes behind it.
+    `history` holds all tokens up to and including the anchor, `draft_tokens` [B - 1] the tokens
+    proposed after it. The processors of row i see `history` and the first i draft tokens.
     """
     if not processors:
         return logits
     known = mx.array(np.asarray(history, np.int32))
-    before = mx.concatenate([known, draft_tokens.astype(mx.int32)])
+    tokens = mx.concatenate([known, draft_tokens.astype(mx.int32)])
     rows = []
     for index in range(logits.shape[0]):
         row = logits[index : index + 1]
         for processor in processors:
-            row = processor(before[: len(history) + index], row)
+            row = processor(tokens[: len(history) + index], row)
         rows.append(row)
     return mx.concatenate(rows)

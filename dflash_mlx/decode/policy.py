@@ -1,94 +1,109 @@
-"""How many rows the next round gets.
+"""Block policies: the block size of the next round, and what to launch early.
 
-A policy sees finished rounds and answers with a number of rows, anchor included; 1 is a plain
-step. It lives as long as one request.
+A policy sees finished rounds only. It must not know caches, models or text.
 """
 
 from collections import deque
 from typing import Protocol
 
-from dflash_mlx.decode.early_draft import Overlap
+from dflash_mlx.decode.early_draft import EarlyDraftTrial
 from dflash_mlx.decode.round import Round
 
 _WINDOW = 32
-"""Rounds without one accepted token after which a draft is worth nothing here."""
+"""Rounds without an accepted token after which `FixedBlock` stops drafting. A draft with a mean
+acceptance of only 0.1 tokens per round fails this test with probability 0.9^32 = 3%."""
 
-TIMED_EVERY = 16
-"""One round in so many times the draft apart, which costs one more wait for the device."""
+TIME_DRAFT_EVERY = 16
+"""Every so many rounds the draft is timed separately. Timing adds one wait for the device, so
+one round in 16 keeps the cost below 1% for a wait of up to 16% of a round."""
 
 
 class BlockPolicy(Protocol):
-    """Chooses the rows of each round."""
+    """Chooses the block size of each round of one request."""
 
     @property
     def disabled_reason(self) -> str | None:
-        """Why drafting has stopped, or None while it goes on."""
+        """Why drafting is disabled, or None while it is enabled."""
 
     @property
-    def broken(self) -> bool:
-        """Whether it has stopped for the rest of the request."""
+    def disabled_for_request(self) -> bool:
+        """Whether drafting is disabled for the rest of the request."""
 
-    def rows(self, context: int) -> int:
-        """Return the rows of the next round, at least 1, behind `context` rows."""
+    def next_block_size(self, context_length: int) -> int:
+        """Return the block size of the next round, at least 1, with `context_length` cached tokens.
+
+        1 is a plain step.
+        """
 
     def next_step_is_plain(self) -> bool:
-        """Whether a plain step now will be followed by another, whatever it shows."""
+        """Return whether a plain step now will be followed by another, whatever it shows."""
 
-    def timed(self) -> bool:
-        """Whether the next round should time its draft apart."""
+    def times_draft(self) -> bool:
+        """Return whether the next round is to time its draft separately."""
 
-    def drafts_ahead(self) -> bool:
-        """Whether to launch the next draft before the caller gets this round's tokens."""
+    def launches_next_draft_early(self) -> bool:
+        """Return whether to launch the next draft before the caller receives this round."""
 
-    def observe(self, done: Round) -> None:
+    def observe(self, finished: Round) -> None:
         """Learn from a finished round."""
 
 
-class FixedBlock:
-    """The same rows every round, until the draft proves broken.
+def launches_next_step_early(policy: BlockPolicy, block_size: int, max_tokens: int) -> bool:
+    """Return whether the next plain step is launched before this round's token is read.
 
-    A draft whose logits are not finite, or of which nothing was accepted over a window of
-    rounds, is stopped for the rest of the request: the text stays the same, only the time spent
-    on drafting is saved.
+    It is when this round is a plain step (`block_size` 1), the policy plans another one, and the
+    round may commit more than one token of the remaining `max_tokens`. The simulator applies the
+    same rule.
+    """
+    return block_size == 1 and max_tokens > 1 and policy.next_step_is_plain()
+
+
+class FixedBlock:
+    """Uses one block size in every round, until the draft proves useless.
+
+    Drafting is disabled for the rest of the request when the draft's logits are not finite, or
+    when no draft token was accepted over a window of rounds. The text does not change.
     """
 
-    def __init__(self, n_rows: int, overlap: Overlap | None = None) -> None:
+    def __init__(self, block_size: int, early_draft: EarlyDraftTrial | None = None) -> None:
         self.disabled_reason: str | None = None
-        self._rows = n_rows
-        self._overlap = overlap or Overlap()
+        self._block_size = block_size
+        self._early_draft = early_draft or EarlyDraftTrial()
         self._recent: deque[int] = deque(maxlen=_WINDOW)
         self._n_rounds = 0
 
     @property
-    def broken(self) -> bool:
-        """Whether drafting has stopped for the rest of the request: it does so for good."""
+    def disabled_for_request(self) -> bool:
+        """Whether drafting is disabled; this policy never enables it again."""
         return self.disabled_reason is not None
 
-    def rows(self, context: int) -> int:
-        """Return the rows of the next round."""
-        return 1 if self.disabled_reason else self._rows
+    def next_block_size(self, context_length: int) -> int:
+        """Return the block size of the next round."""
+        return 1 if self.disabled_reason else self._block_size
 
     def next_step_is_plain(self) -> bool:
-        """Whether a plain step now will be followed by another."""
-        return self._rows == 1 or self.disabled_reason is not None
+        """Return whether a plain step now will be followed by another."""
+        return self._block_size == 1 or self.disabled_reason is not None
 
-    def timed(self) -> bool:
-        """Whether the next round should time its draft apart."""
-        return not self.disabled_reason and self._n_rounds % TIMED_EVERY == 0
+    def times_draft(self) -> bool:
+        """Return whether the next round is to time its draft separately."""
+        return not self.disabled_reason and self._n_rounds % TIME_DRAFT_EVERY == 0
 
-    def drafts_ahead(self) -> bool:
-        """Whether to launch the next draft before the caller gets this round's tokens."""
-        return self._overlap.on and not self.next_step_is_plain() and not self.timed()
+    def launches_next_draft_early(self) -> bool:
+        """Return whether to launch the next draft before the caller receives this round."""
+        drafts = not self.next_step_is_plain()
+        return self._early_draft.launches_early and drafts and not self.times_draft()
 
-    def observe(self, done: Round) -> None:
-        """Stop drafting when the draft is broken."""
+    def observe(self, finished: Round) -> None:
+        """Disable drafting when the draft proves useless."""
         self._n_rounds += 1
-        if not done.drafted:
+        if not finished.drafted:
             return
-        if done.drafted + 1 == self._rows and done.draft_s is None:
-            self._overlap.observe(done.launched_early, done.seconds + done.caller_s)
-        self._recent.append(done.accepted)
-        if not done.healthy:
+        if finished.drafted + 1 == self._block_size and finished.draft_s is None:
+            seconds = finished.seconds + finished.caller_s
+            self._early_draft.observe(finished.launched_early, seconds)
+        self._recent.append(finished.accepted)
+        if not finished.draft_is_finite:
             self.disabled_reason = "the draft's logits are not finite"
         elif len(self._recent) == _WINDOW and not any(self._recent):
             self.disabled_reason = f"none of the draft's tokens was accepted in {_WINDOW} rounds"

@@ -1,8 +1,7 @@
-"""The prompt into both models' caches, chunk by chunk.
+"""Prefill: read a prompt into the caches of both models, chunk by chunk.
 
-The chunk grid is that of mlx-lm's generation: all prompt tokens but the last,
-`prefill_step_size` at a time; the last one is the first anchor. No logits are computed, and the
-target features of at most one chunk exist at a time.
+The chunks are those of mlx-lm's generation. No logits are computed, and features of at most one
+chunk exist at a time. This module must not know text or requests.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,30 +10,31 @@ import mlx.core as mx
 
 from dflash_mlx.cache import PairCache
 from dflash_mlx.decode.history import History
-from dflash_mlx.decode.loop import State
+from dflash_mlx.decode.loop import DecodeState
 from dflash_mlx.decode.readback import settle
 from dflash_mlx.models.pair import Pair
 
-Progress = Callable[[int, int], bool]
-"""`(prompt rows done, prompt rows in all) -> go on?`"""
+PrefillProgress = Callable[[int, int], bool]
+"""`(prompt tokens read, prompt tokens to read) -> whether to continue`."""
 
 
 def prefill(
     pair: Pair,
     cache: PairCache,
     prompt: Sequence[int],
-    n_rows: int,
-    progress: Progress,
-    stable: int = 0,
-) -> State | None:
-    """Bring `cache` to hold all of `prompt` but its last token; return the state to decode from.
+    prefill_step_size: int,
+    progress: PrefillProgress,
+    stable_length: int = 0,
+) -> DecodeState | None:
+    """Read all of `prompt` but its last token into `cache`; return the state to decode from.
 
-    `cache` already holds the first `cache.length` tokens. Returns None when `progress` stopped
-    it; the cache then holds the chunks that were finished. The place behind the first `stable`
-    tokens, which a later prompt will share, is remembered where it is passed.
+    `cache` already holds the first `cache.length` tokens. The last prompt token is the first
+    anchor. Returns None when `progress` stopped the prefill; the cache then holds the finished
+    chunks. A snapshot is taken after the first `stable_length` tokens, which a later prompt will
+    share.
 
     Raises:
-        OutOfMemoryBudget: the rows exceed the cache's budget.
+        OutOfMemoryBudget: the cache exceeds its byte budget.
     """
     end = len(prompt) - 1
     assert 0 <= cache.length <= end, (cache.length, end)
@@ -43,33 +43,33 @@ def prefill(
             if not progress(cache.length, end):
                 return None
             start = cache.length
-            tokens = list(prompt[start : min(start + n_rows, end)])
-            read_chunk(pair, cache, mx.array([tokens]), stable)
+            tokens = list(prompt[start : min(start + prefill_step_size, end)])
+            read_chunk(pair, cache, mx.array([tokens]), stable_length)
             settle(*cache.arrays)
             mx.clear_cache()
         progress(end, end)
     finally:
         cache.rollback()
-    return State(history=History(prompt))
+    return DecodeState(history=History(prompt))
 
 
-def read_chunk(pair: Pair, cache: PairCache, tokens: mx.array, stable: int = 0) -> None:
-    """Bring the rows of `tokens` [1, n] into both models' caches, without waiting for them.
+def read_chunk(pair: Pair, cache: PairCache, tokens: mx.array, stable_length: int = 0) -> None:
+    """Run `tokens` [1, n] through the target into both caches, without waiting for the device.
 
-    The place behind the first `stable` rows of the cache is remembered if it is among them.
+    A snapshot is taken after `stable_length` tokens if this chunk reaches that length.
     """
-    start, n_rows = cache.length, tokens.shape[1]
-    passes_stable = start < stable <= start + n_rows
-    cache.append(n_rows)
+    start, n_tokens = cache.length, tokens.shape[1]
+    takes_snapshot = start < stable_length <= start + n_tokens
+    cache.append(n_tokens)
     features = pair.target.forward(tokens, cache.layers, pair.target_layer_ids).features
-    if passes_stable:
-        cache.snapshot(stable - start)
-    cache.commit(n_rows)
+    if takes_snapshot:
+        cache.snapshot(stable_length - start)
+    cache.commit(n_tokens)
     if pair.draft is None or cache.context is None:
         return
-    if cache.context.slides and passes_stable:
-        pair.draft.extend(features[:, : stable - start], start, cache.context)
+    if cache.context.has_sliding_layer and takes_snapshot:
+        pair.draft.extend(features[:, : stable_length - start], start, cache.context)
         cache.context.snapshot()
-        features, start = features[:, stable - start :], stable
+        features, start = features[:, stable_length - start :], stable_length
     if features.shape[1]:
         pair.draft.extend(features, start, cache.context)

@@ -1,8 +1,6 @@
-"""From logits to tokens: filters, temperature, and randomness tied to a position.
+"""From logits to tokens: mlx-lm's filters, temperature, and samples drawn per position.
 
-Letters: R rows, V vocabulary. Filters and their order are mlx-lm's (top-p, min-p, top-k on
-log-probabilities, then temperature). The random key of a row is (seed, position), so a token's
-noise depends on where it stands and not on how the rows were grouped into rounds.
+This module must not know blocks, drafts or accept rules.
 """
 
 import mlx.core as mx
@@ -13,14 +11,15 @@ from dflash_mlx.models.random_keys import draw
 
 
 def log_probs(logits: mx.array) -> mx.array:
-    """Return log-probabilities [R, V], rounded exactly as mlx-lm rounds them."""
+    """Return log-probabilities [R, V] of `logits` [R, V], rounded as mlx-lm rounds them."""
     return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
 def filtered(scores: mx.array, sampling: SamplingConfig) -> mx.array:
-    """Return scores [R, V] whose softmax is the distribution to sample; excluded are -inf.
+    """Return scores [R, V] whose softmax is the distribution to sample from.
 
-    `scores` [R, V] are log-probabilities.
+    `scores` [R, V] are log-probabilities. Excluded tokens get -inf. Filters are applied in
+    mlx-lm's order: top-p, min-p, top-k, then temperature.
     """
     if sampling.top_p < 1.0:
         scores = sample_utils.apply_top_p(scores, sampling.top_p)
@@ -32,5 +31,9 @@ def filtered(scores: mx.array, sampling: SamplingConfig) -> mx.array:
 
 
 def choose(logits: mx.array, sampling: SamplingConfig, seed: int, position: int) -> mx.array:
-    """Return the target's draws [R] from `logits` [R, V], whose row 0 stands at `position`."""
+    """Return one sampled token per row [R] of `logits` [R, V].
+
+    Row i is drawn with the random key of (`seed`, `position` + i), so a token does not depend on
+    how rows were grouped into rounds.
+    """
     return draw(filtered(log_probs(logits), sampling), seed, position)

@@ -13,7 +13,7 @@ from dflash_mlx.cache import PairCache
 from dflash_mlx.decode.accept import request_rule
 from dflash_mlx.decode.history import History
 from dflash_mlx.decode.logits_processors import make_processors
-from dflash_mlx.decode.loop import DecodeConfig, State, catch_up, decode
+from dflash_mlx.decode.loop import DecodeConfig, DecodeState, decode, update_context
 from dflash_mlx.decode.prefill import prefill
 from dflash_mlx.engine.answer_text import AnswerText
 from dflash_mlx.engine.closable_queue import ClosableQueue
@@ -103,7 +103,7 @@ class Generation:
             )
         return room
 
-    def _prefill(self, cache: PairCache, cached: int, stable: int) -> State | None:
+    def _prefill(self, cache: PairCache, cached: int, stable: int) -> DecodeState | None:
         """Prefill the prompt; return None if the request was cancelled."""
 
         def progress(done: int, total: int) -> bool:
@@ -113,7 +113,7 @@ class Generation:
         step = self._loaded.cache_config.prefill_step_size
         return prefill(self._loaded.pair, cache, self.history, step, progress, stable)
 
-    def _decode(self, cache: PairCache, state: State) -> bool:
+    def _decode(self, cache: PairCache, state: DecodeState) -> bool:
         """Decode until the answer ends; return False if the request was cancelled before that."""
         sampling, seed = self._request.sampling, self._request.seed
         processors = make_processors(sampling, self._request.logits_processors)
@@ -133,7 +133,7 @@ class Generation:
                 self._emit(self._text.take(), done.tokens)
                 reason = self._policy.disabled_reason
                 counters.set_disabled(reason, len(self.history) - n_prompt)
-                if self._policy.broken and not reported:
+                if self._policy.disabled_for_request and not reported:
                     reported = True
                     self._chunks.put(Chunk(notice=f"drafting stopped: {reason}"))
                 if self._cancelled.is_set() and not state.ended:
@@ -141,7 +141,7 @@ class Generation:
         except OutOfMemoryBudget as error:
             self._chunks.put(Chunk(notice=str(error)))
         finally:
-            catch_up(pair, cache, state)
+            update_context(pair, cache, state)
             self._loaded.learn(self._policy)
         return True
 

@@ -69,7 +69,7 @@ def resolve_request(loaded: LoadedPair, config: GenerationConfig | None = None) 
     elif config.block_size is None:
         new_policy = tuning.policy
     else:
-        new_policy = lambda: FixedBlock(block_size, tuning.overlap(block_size))  # noqa: E731
+        new_policy = lambda: FixedBlock(block_size, tuning.early_draft_trial(block_size))  # noqa: E731
     tokenizer = loaded.tokenizer
     return ResolvedRequest(
         max_tokens=config.max_tokens,

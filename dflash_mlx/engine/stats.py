@@ -98,7 +98,7 @@ class RoundCounters:
         if done.drafted:
             self.drafted_s += done.seconds
             self.lengths[done.accepted] += 1
-            self.tried.update(range(done.judged))
+            self.tried.update(range(done.n_counted))
             self.hits.update(range(done.accepted))
 
     def set_disabled(self, reason: str | None, n_tokens: int) -> None:

@@ -123,7 +123,7 @@ class KernelDraftAttention(DraftAttention):
         """Return [1, H, B, d] for rotated queries, keys and values of block rows."""
         chosen = self._chosen
         geometry = chosen.geometry(queries.dtype, queries.shape[2], len(context.positions))
-        rows = None if geometry is None else context.unbroken(start)
+        rows = None if geometry is None else context.contiguous_before(start)
         if geometry is None or rows is None:
             return super().attend(queries, keys, values, start, context)
         return launch_block(

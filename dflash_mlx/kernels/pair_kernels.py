@@ -181,16 +181,16 @@ def _put_heads(target: DecoderTarget, draft: BoundDraft, device: Device) -> list
     """Let target and draft ask for best tokens instead of logits, where a head is all there is."""
     heads = []
     if (weight := _head_matrix(target.head_layer)) is not None:
-        target.best = FusedHead(Head(weight), device)
-        heads.append(target.best)
+        target.fused_argmax = FusedHead(Head(weight), device)
+        heads.append(target.fused_argmax)
     own = draft.model.lm_head if "lm_head" in draft.model else target.head_layer
     # a selecting draft walks through candidates, and takes their logits
     if type(draft) is BoundDraft and (weight := _head_matrix(own)) is not None:
         config = draft.model.config
         cap = config.final_logit_softcapping or None
         head = Head(outputs_of(weight, 0, draft.n_ids), config.output_multiplier, cap)
-        draft.best = FusedHead(head, device)
-        heads.append(draft.best)
+        draft.fused_argmax = FusedHead(head, device)
+        heads.append(draft.fused_argmax)
     return heads
 
 

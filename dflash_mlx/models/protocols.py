@@ -1,8 +1,6 @@
-"""What the decode loop needs of a target and of a draft.
+"""The protocols of target and draft models, and the values they exchange with the decode loop.
 
-Letters: B rows of a block (anchor and B - 1 draft tokens), n rows in general, D hidden size,
-F width of the concatenated taps, V vocabulary. Everything returned here is lazy: nothing in
-`models/` waits for the device.
+All arrays are lazy: `models/` never waits for the device. It must not know requests or files.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,27 +12,30 @@ import mlx.core as mx
 from dflash_mlx.cache import ContextCache, LayerCache
 from dflash_mlx.metal.head_merge import BestTokens
 
-FindBest = Callable[[mx.array], BestTokens | None]
-"""`(hidden [1, n, D]) -> the best token of every row`, None where only logits will tell."""
+# Letters in this file: B block size, n tokens, D hidden size, F size of the concatenated hidden
+# states that a draft reads, V vocabulary, K candidates per draft token.
+
+FusedArgmax = Callable[[mx.array], BestTokens | None]
+"""`(hidden [1, n, D]) -> the two best tokens of every row`, or None if logits are needed."""
 
 
 def no_fused_argmax(hidden: mx.array) -> BestTokens | None:
-    """Leave it to the logits."""
+    """Return None: the best tokens come from the logits."""
     return None
 
 
 class TargetOutput(NamedTuple):
-    """One forward pass through the target's layers."""
+    """The result of one forward pass through the target's layers."""
 
     hidden: mx.array
     """[1, n, D], after the final norm."""
     features: mx.array
-    """[1, n, F], raw outputs of the tapped layers side by side; F is 0 without taps."""
+    """[1, n, F], hidden states after the requested layers, concatenated; F is 0 without any."""
 
 
 @dataclass(frozen=True)
 class TargetShape:
-    """The facts about a target that a draft, a cache and a user can depend on."""
+    """The facts about a target that drafts, caches and users depend on."""
 
     family: str
     hidden_size: int
@@ -44,80 +45,79 @@ class TargetShape:
     row_bytes: int
     """Bytes that one committed token adds to the target's caches."""
     step_bytes: int
-    """Bytes of weights that a plain step reads; of routed experts those that a token takes."""
+    """Bytes of weights that a plain step reads; routed experts count as those of one token."""
 
 
 class Target(Protocol):
-    """A target model: weights and layers of mlx-lm, our walk over them."""
+    """A target model: mlx-lm's weights and layers with our forward pass over them."""
 
     @property
     def shape(self) -> TargetShape:
-        """The facts others depend on."""
+        """The facts that others depend on."""
 
     def make_caches(self) -> list[LayerCache]:
-        """Return an empty cache for every layer that keeps rows."""
+        """Return an empty cache for every layer that has one."""
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """Return the embeddings [1, n, D] of `tokens` [1, n], scaled as the target scales them."""
+        """Return the embeddings [1, n, D] of `tokens` [1, n] with the target's scaling."""
 
     def forward(
         self, tokens: mx.array, caches: Sequence[LayerCache], target_layer_ids: Sequence[int]
     ) -> TargetOutput:
-        """Run `tokens` [1, n] through all layers, appending their rows to `caches`."""
+        """Run `tokens` [1, n] through all layers and append their rows to `caches`."""
 
     def head(self, hidden: mx.array) -> mx.array:
-        """Project normed `hidden` [1, n, D] to [1, n, V]; a draft borrows this projection."""
+        """Project normed `hidden` [1, n, D] to [1, n, V]. Drafts without a head use this one."""
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """Return the logits [1, n, V] that the target itself predicts with."""
+        """Return the target's own logits [1, n, V], any final scaling or softcap included."""
 
     @property
-    def best(self) -> FindBest:
-        """Finds the best tokens of normed rows without logits, or leaves it."""
+    def fused_argmax(self) -> FusedArgmax:
+        """Finds the best tokens of normed rows without writing logits, where a kernel does so."""
 
 
 class Candidates(NamedTuple):
-    """What a draft token was drawn from, where it was drawn and not chosen."""
+    """The distribution that each draft token was drawn from."""
 
     ids: mx.array
     """[B - 1, K] token ids."""
     probs: mx.array
-    """[B - 1, K] probabilities, each row summing to 1."""
+    """[B - 1, K] probabilities; each row sums to 1."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """A draft's proposal for one round.
-
-    `tokens` is [1, B - 1]. `healthy` is a boolean scalar: the draft's logits were finite.
-    `candidates` is None for a proposal that is certain (one-hot), such as an argmax.
-    """
+    """The proposal for one round: the draft tokens after the anchor."""
 
     tokens: mx.array
-    healthy: mx.array
+    """[1, B - 1] draft tokens."""
+    draft_is_finite: mx.array
+    """Boolean scalar: whether the draft's logits were finite."""
     candidates: Candidates | None = None
+    """None for a proposal that was chosen, such as an argmax, and not drawn."""
 
     @property
-    def n_rows(self) -> int:
-        """Rows of the block, anchor included."""
+    def block_size(self) -> int:
+        """Tokens verified in the round, anchor included."""
         return self.tokens.shape[1] + 1
 
 
-def no_draft() -> Block:
-    """Return the block of a plain step: an anchor and nothing behind it."""
+def empty_block() -> Block:
+    """Return the block of a plain step, which has no draft tokens."""
     return Block(mx.zeros((1, 0), mx.int32), mx.array(True))
 
 
 class Draft(Protocol):
-    """A draft bound to its target."""
+    """A draft model bound to its target."""
 
     @property
     def target_layer_ids(self) -> tuple[int, ...]:
-        """Target layers whose outputs `extend` takes."""
+        """Target layers whose hidden states `extend` takes."""
 
     @property
     def block_size(self) -> int:
-        """Rows of a block the draft was trained for, anchor included."""
+        """The block size that the draft was trained for, anchor included."""
 
     @property
     def row_bytes(self) -> int:
@@ -130,10 +130,10 @@ class Draft(Protocol):
         """Add context rows for `features` [1, n, F], the first at absolute `position`."""
 
     def with_sampling(self, temperature: float, seed: int) -> "Draft":
-        """Return the draft as it proposes to a request that samples at `temperature`.
+        """Return the draft for a request that samples at `temperature`.
 
-        One that then draws its tokens puts `candidates` into its blocks.
+        A draft that draws its tokens puts `candidates` into its blocks.
         """
 
-    def propose(self, anchor: int, n_rows: int, context: ContextCache) -> Block:
-        """Propose `n_rows - 1` tokens to follow `anchor`, which stands at `context.length`."""
+    def propose(self, anchor: int, block_size: int, context: ContextCache) -> Block:
+        """Return `block_size - 1` draft tokens after `anchor` at position `context.length`."""

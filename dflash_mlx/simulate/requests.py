@@ -24,25 +24,25 @@ class Requests:
         return self._policy.disabled_reason
 
     @property
-    def broken(self) -> bool:
+    def disabled_for_request(self) -> bool:
         """Whether drafting is disabled for the rest of the request."""
-        return self._policy.broken
+        return self._policy.disabled_for_request
 
-    def rows(self, context: int) -> int:
-        """Return the block size of the next round after `context` tokens."""
-        return self._policy.rows(context)
+    def next_block_size(self, context_length: int) -> int:
+        """Return the block size of the next round after `context_length` tokens."""
+        return self._policy.next_block_size(context_length)
 
     def next_step_is_plain(self) -> bool:
         """Return whether another plain step follows a plain step now."""
         return self._policy.next_step_is_plain()
 
-    def timed(self) -> bool:
+    def times_draft(self) -> bool:
         """Return whether the next round times its draft separately."""
-        return self._policy.timed()
+        return self._policy.times_draft()
 
-    def drafts_ahead(self) -> bool:
+    def launches_next_draft_early(self) -> bool:
         """Return whether the next draft is launched before the caller gets this round's tokens."""
-        return self._policy.drafts_ahead()
+        return self._policy.launches_next_draft_early()
 
     def observe(self, done: Round) -> None:
         """Update from a finished round; start the next request if this one is complete."""

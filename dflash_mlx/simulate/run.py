@@ -9,7 +9,7 @@ import numpy as np
 
 from dflash_mlx.controller.costs import CostCurve
 from dflash_mlx.controller.state import ControllerState
-from dflash_mlx.decode.policy import BlockPolicy
+from dflash_mlx.decode.policy import BlockPolicy, launches_next_step_early
 from dflash_mlx.decode.round import Round
 from dflash_mlx.simulate.requests import Requests
 from dflash_mlx.simulate.scenario import Scenario
@@ -143,9 +143,10 @@ def _decode(scenario: Scenario, trace: Trace, policy: BlockPolicy) -> tuple[Ints
     runs, confidence = trace.accepted.tolist(), trace.confidence.tolist()
     while at < trace.n_tokens:
         launched_early = pipelined
-        wanted = 1 if pipelined else policy.rows(scenario.context + at)
-        size = min(wanted, trace.n_tokens - at)
-        pipelined = size == 1 and policy.next_step_is_plain()
+        wanted = 1 if pipelined else policy.next_block_size(scenario.context + at)
+        remaining = trace.n_tokens - at
+        size = min(wanted, remaining)
+        pipelined = launches_next_step_early(policy, size, remaining)
         accepted = min(runs[at], size - 1)
         true_s = machine.seconds(size, at)
         if size == 1 and not launched_early and not pipelined:
@@ -156,9 +157,9 @@ def _decode(scenario: Scenario, trace: Trace, policy: BlockPolicy) -> tuple[Ints
                 tokens=(0,) * (end - at),
                 drafted=size - 1,
                 accepted=accepted,
-                healthy=True,
+                draft_is_finite=True,
                 seconds=true_s * float(noise[at]),
-                context=scenario.context + at,
+                context_length=scenario.context + at,
                 confidence=tuple(confidence[at:end]),
                 launched_early=launched_early,
                 pipelined_next=pipelined,

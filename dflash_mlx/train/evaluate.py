@@ -14,18 +14,13 @@ from importlib import resources
 
 import numpy as np
 
-from dflash_mlx.config import SamplingConfig
-from dflash_mlx.decode.accept import AcceptRule, match_rule
-from dflash_mlx.decode.loop import DecodeConfig, StopDecision, decode
+from dflash_mlx.decode.greedy import greedy_rounds, stop_after
 from dflash_mlx.decode.policy import FixedBlock
-from dflash_mlx.decode.prefill import prefill
 from dflash_mlx.engine.stats import RoundCounters, acceptance_by_position
 from dflash_mlx.loading.tokenizer import Tokenizer
 from dflash_mlx.models.pair import Pair
 from dflash_mlx.train.anchors import Blocks, draw_blocks
 from dflash_mlx.train.samples import Sample
-
-_PREFILL_ROWS = 2048
 
 
 @dataclass(frozen=True)
@@ -91,12 +86,11 @@ def sequentially(
         if not keep_on():
             return None
         meter = meters.setdefault(prompt.kind, RoundCounters())
-        _decode(
-            pair,
-            prompt.ids,
-            DecodeConfig(FixedBlock(block), _greedy(), _ending(ends), n_tokens),
-            meter,
+        rounds_of_answer = greedy_rounds(
+            pair, prompt.ids, n_tokens, FixedBlock(block), stop_condition=stop_after(ends)
         )
+        for done in rounds_of_answer:
+            meter.add(done)
     tried: Counter[int] = sum((meter.tried for meter in meters.values()), Counter())
     hits: Counter[int] = sum((meter.hits for meter in meters.values()), Counter())
     lengths: Counter[int] = sum((meter.lengths for meter in meters.values()), Counter())
@@ -111,30 +105,6 @@ def sequentially(
         accepted_by_position=acceptance_by_position(hits, tried),
         accepted_lengths=dict(sorted(lengths.items())),
     )
-
-
-def _decode(pair: Pair, prompt: Sequence[int], plan: DecodeConfig, meter: RoundCounters) -> None:
-    cache = pair.make_cache()
-    state = prefill(pair, cache, prompt, _PREFILL_ROWS, lambda done, total: True)
-    assert state is not None
-    for done, _ in decode(pair, cache, state, plan):
-        meter.add(done)
-
-
-def _greedy() -> AcceptRule:
-    return match_rule(SamplingConfig(), 0)
-
-
-def _ending(ends: frozenset[int]) -> Callable[[Sequence[int]], StopDecision]:
-    """Return what ends an answer behind the first end token."""
-
-    def cut(tokens: Sequence[int]) -> StopDecision:
-        for count, token in enumerate(tokens, 1):
-            if token in ends:
-                return StopDecision(count, True)
-        return StopDecision(len(tokens), False)
-
-    return cut
 
 
 Predict = Callable[[Sample, Blocks], np.ndarray]

@@ -1,7 +1,7 @@
-"""Every kind of cache against a plain list: random rounds, rollbacks, wraps and returns.
+"""Every kind of cache against a plain list, over random rounds, rollbacks and trims.
 
-Rows are numbers, a state is a fold over all of them, so what a cache holds can be computed from
-the list of committed numbers alone.
+Rows are numbers and a state is a fold over them, so the expected content of each cache follows
+from the list of committed numbers.
 """
 
 from unittest.mock import patch
@@ -26,7 +26,7 @@ WINDOW, KERNEL = 5, 4
 ROUND = st.tuples(
     st.just("round"), st.integers(1, 9), st.integers(0, 9), st.one_of(st.none(), st.integers(0, 9))
 )
-"""So many rows, so many of them kept, and how many belong to a place worth remembering."""
+"""Rows appended, rows committed, and rows included in a snapshot (None: no snapshot)."""
 STEPS = st.lists(
     st.one_of(
         ROUND,
@@ -39,12 +39,12 @@ STEPS = st.lists(
 
 
 def make_layers():
-    joined = CacheList(LatentCache(), RotatingKVCache(3))
-    return [KVCache(), RotatingKVCache(WINDOW), ConvolutionCache(KERNEL), RecurrentCache(3), joined]
+    both = CacheList(LatentCache(), RotatingKVCache(3))
+    return [KVCache(), RotatingKVCache(WINDOW), ConvolutionCache(KERNEL), RecurrentCache(3), both]
 
 
 def fold(numbers):
-    """Return a state in which the order of rows matters; whole numbers, so float32 is exact."""
+    """Return a state that depends on the order of rows; integers, so float32 is exact."""
     state = 0
     for number in numbers:
         state = (state * 31 + number) % 9973
@@ -60,7 +60,7 @@ def rows(numbers):
 
 
 def attend(cache, committed, new):
-    """Append `new` to an attention cache and check what attention gets, and its mask."""
+    """Append `new` to an attention cache and check the returned rows and the mask."""
     n_rows, window = len(new), getattr(cache, "window", None)
     mask = cache.mask(n_rows)
     keys, values = cache.update_and_fetch(column(new), -column(new))
@@ -86,31 +86,30 @@ def attend(cache, committed, new):
         assert mask.tolist() == sees
 
 
-def walk(layers, committed, new):
-    """Append `new` to every layer, checking what its forward pass would see."""
-    full, window, convolution, recurrent, joined = layers
+def append_to_all(layers, committed, new):
+    """Append `new` to every layer and check what its forward pass receives."""
+    full, window, convolution, recurrent, both = layers
     attend(full, committed, new)
     attend(window, committed, new)
-    attend(joined[0], committed, new)
-    attend(joined[1], committed, new)
+    attend(both[0], committed, new)
+    attend(both[1], committed, new)
     for cache, kernel in ((convolution, KERNEL), (recurrent, 3)):
         seen = cache.append(rows(new)).reshape(-1).tolist()
         assert seen == ([0] * kernel + committed)[-(kernel - 1) :] + new
     before = 0 if recurrent.state is None else recurrent.state.item()
     assert before == fold(committed)
 
-    def tape(n):
+    def state_after(n):
         return mx.array(float(fold([*committed, *new[:n]])))
 
-    recurrent.advance(tape(len(new)), tape)
+    recurrent.set_open_state(state_after(len(new)), state_after)
 
 
 @settings(max_examples=120, deadline=None)
 @given(steps=STEPS)
-def test_what_layers_see_is_what_was_committed(steps):
-    """A rejected row that stays visible, or an accepted one that does not, changes the text only
-    now and then."""
-    with patch("dflash_mlx.cache.window._ROOM", 3):
+def test_layers_see_exactly_the_committed_rows(steps):
+    """A visible rejected row, or a missing accepted one, changes the text only sometimes."""
+    with patch("dflash_mlx.cache.rotating._ROOM", 3):
         cache, committed, number = PairCache(make_layers()), [], 0
         for step in steps:
             if step[0] == "trim_to":
@@ -122,54 +121,54 @@ def test_what_layers_see_is_what_was_committed(steps):
                 new = [(number + at) % 997 + 1 for at in range(step[1])]
                 number += len(new)
                 cache.append(len(new))
-                walk(cache.layers, committed, new)
+                append_to_all(cache.layers, committed, new)
                 if step[0] == "rollback":
                     cache.rollback()
                 else:
-                    kept, mark = min(step[2], len(new)), step[3]
-                    if mark is not None and mark <= kept:
-                        cache.snapshot(mark)
-                    cache.commit(kept)
-                    committed = [*committed, *new[:kept]]
+                    n_committed, n_snapshot = min(step[2], len(new)), step[3]
+                    if n_snapshot is not None and n_snapshot <= n_committed:
+                        cache.snapshot(n_snapshot)
+                    cache.commit(n_committed)
+                    committed = [*committed, *new[:n_committed]]
             assert cache.length == len(committed)
             assert {layer.offset for layer in cache.layers} == {len(committed)}
 
 
-def filled(layers, numbers, remember=None):
+def filled(layers, numbers, snapshot_at=None):
     cache, committed = PairCache(layers), []
     for at in range(0, len(numbers), 6):
         new = numbers[at : at + 6]
         cache.append(len(new))
-        walk(cache.layers, committed, new)
-        if remember is not None and at < remember <= at + len(new):
-            cache.snapshot(remember - at)
+        append_to_all(cache.layers, committed, new)
+        if snapshot_at is not None and at < snapshot_at <= at + len(new):
+            cache.snapshot(snapshot_at - at)
         cache.commit(len(new))
         committed += new
     return cache
 
 
-def test_a_remembered_place_is_returned_to_more_than_once():
-    """A turn that is asked anew three times starts from the same rows three times."""
+def test_a_snapshot_can_be_restored_repeatedly():
+    """A turn that is retried three times starts from the same rows three times."""
     numbers = list(range(1, 41))
-    cache = filled(make_layers(), numbers, remember=20)
+    cache = filled(make_layers(), numbers, snapshot_at=20)
     for _ in range(3):
         assert cache.trim_to(21) == 20
         assert cache.length == 20
         cache.append(4)
-        walk(cache.layers, numbers[:20], [91, 92, 93, 94])
+        append_to_all(cache.layers, numbers[:20], [91, 92, 93, 94])
         cache.commit(2)
 
 
-def test_without_a_place_a_state_goes_back_to_the_beginning():
-    """Half a state is no state: the prompt is read again."""
+def test_without_a_snapshot_a_state_is_trimmed_to_nothing():
+    """A recurrent state cannot drop its last rows, so the prompt is read again."""
     cache = filled(make_layers(), list(range(1, 41)))
     assert cache.trim_to(33) == 0
     cache.append(3)
-    walk(cache.layers, [], [7, 8, 9])
+    append_to_all(cache.layers, [], [7, 8, 9])
 
 
-def test_full_caches_go_back_anywhere_exactly():
-    """Dense models lose nothing when a conversation is edited."""
+def test_growing_caches_trim_to_any_length():
+    """Dense models re-read only the changed part of an edited conversation."""
     cache = PairCache([KVCache()])
     cache.append(30)
     attend(cache.layers[0], [], list(range(30)))
@@ -179,8 +178,8 @@ def test_full_caches_go_back_anywhere_exactly():
 
 
 @pytest.mark.parametrize("n_rows", [1, 2, 300, 700])
-def test_a_window_keeps_its_size(n_rows):
-    """A long conversation must not grow a cache whose point is not to grow."""
+def test_a_sliding_window_has_a_bounded_size(n_rows):
+    """A cache of a sliding window grew with the conversation."""
     cache = RotatingKVCache(16)
     for _ in range(2000 // n_rows):
         cache.update_and_fetch(mx.zeros((1, 2, n_rows, 8)), mx.zeros((1, 2, n_rows, 8)))

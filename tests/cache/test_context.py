@@ -1,4 +1,4 @@
-"""The draft's context across turns: a conversation goes back and finds the rows it had there."""
+"""The draft's context cache across turns: trimming restores the rows of a snapshot."""
 
 import mlx.core as mx
 import pytest
@@ -16,14 +16,14 @@ def _tokens(n_rows, seed=0):
 
 @pytest.fixture
 def pair():
-    """A target with a draft of one sliding layer, 16 rows wide, and one that keeps all."""
+    """A target and a draft with one sliding layer of 16 rows and one full layer."""
     target = tiny_target("qwen3")
     return Pair(target, random_draft(target))
 
 
 @pytest.mark.parametrize("n_prompt", [STABLE, STABLE + 5])
-def test_a_window_has_the_rows_back_that_were_seen_at_a_remembered_place(pair, n_prompt):
-    """After every thought that a template strips, drafts began with an empty window."""
+def test_trimming_to_a_snapshot_restores_the_sliding_rows(pair, n_prompt):
+    """After each turn whose reasoning a template strips, drafts started with an empty window."""
     prompt = _tokens(n_prompt)
     warm, cold = pair.make_cache(), pair.make_cache()
     read_chunk(pair, warm, prompt, STABLE)
@@ -36,19 +36,19 @@ def test_a_window_has_the_rows_back_that_were_seen_at_a_remembered_place(pair, n
     for ours, theirs in zip(warm.context.layers, cold.context.layers, strict=True):
         n_rows = ours.limit or STABLE + 10
         assert ours.positions[-n_rows:].tolist() == theirs.positions[-n_rows:].tolist()
-        found, expected = (layer.unbroken(STABLE + 10) for layer in (ours, theirs))
+        found, expected = (layer.contiguous_before(STABLE + 10) for layer in (ours, theirs))
         assert mx.array_equal(found[0][..., -n_rows:, :], expected[0][..., -n_rows:, :])
         assert mx.array_equal(found[1][..., -n_rows:, :], expected[1][..., -n_rows:, :])
 
 
-def test_what_is_remembered_is_not_overwritten(pair):
-    """Coming back a second time, to ask the same anew, must find the same rows."""
+def test_a_snapshot_is_not_overwritten(pair):
+    """Returning to a snapshot a second time must find the same rows."""
     cache = pair.make_cache()
     read_chunk(pair, cache, _tokens(STABLE), STABLE)
     sliding = cache.context.layers[0]
-    first = sliding.unbroken(STABLE)[0][..., -15:, :]
+    first = sliding.contiguous_before(STABLE)[0][..., -15:, :]
     for seed in (1, 2):
         for _ in range(40):
             read_chunk(pair, cache, _tokens(10, seed))
         cache.trim_to(STABLE)
-        assert mx.array_equal(sliding.unbroken(STABLE)[0][..., -15:, :], first)
+        assert mx.array_equal(sliding.contiguous_before(STABLE)[0][..., -15:, :], first)

@@ -11,7 +11,8 @@ from dflash_mlx.controller.costs import CostCurve, LiveCosts
 from dflash_mlx.controller.probing import ProbeSchedule
 from dflash_mlx.controller.slowdown_budget import SlowdownBudget
 from dflash_mlx.controller.state import ControllerState
-from dflash_mlx.decode.early_draft import Overlap
+from dflash_mlx.decode.early_draft import EarlyDraftTrial
+from dflash_mlx.decode.policy import launches_next_step_early
 from dflash_mlx.decode.round import Round
 from tests.controller.counts import counts_of
 
@@ -26,8 +27,8 @@ def run(policy, curve, n_tokens, accepted, confidence=0.7, healthy=True, caller_
     """
     at, rows, ahead = 0, [], False
     while at < n_tokens:
-        early, width = ahead, 1 if ahead else policy.rows(at)
-        ahead = width == 1 and policy.next_step_is_plain()
+        early, width = ahead, 1 if ahead else policy.next_block_size(at)
+        ahead = launches_next_step_early(policy, width, n_tokens - at)
         right = min(accepted(at), width - 1)
         rows.append(width)
         policy.observe(
@@ -35,9 +36,9 @@ def run(policy, curve, n_tokens, accepted, confidence=0.7, healthy=True, caller_
                 tokens=(0,) * (right + 1),
                 drafted=width - 1,
                 accepted=right,
-                healthy=healthy or width == 1,
+                draft_is_finite=healthy or width == 1,
                 seconds=0.001 if early and caller_s else curve.at(width, at),
-                context=at,
+                context_length=at,
                 caller_s=caller_s,
                 confidence=(confidence(at) if callable(confidence) else confidence,) * (right + 1),
                 launched_early=early,
@@ -56,7 +57,7 @@ def test_tokens_behind_the_end_of_an_answer_are_not_taken_for_refused():
     """Short answers that ended inside a block taught the next one that the draft is bad."""
     policy = adaptive(CHEAP)
     for at in range(10):
-        policy.observe(Round((0,) * 3, 7, 3, True, 0.02, context=at, confidence=(0.7,) * 3))
+        policy.observe(Round((0,) * 3, 7, 3, True, 0.02, context_length=at, confidence=(0.7,) * 3))
     n_drafted, n_accepted = (
         policy.acceptance_counts().n_drafted,
         policy.acceptance_counts().n_accepted,
@@ -117,9 +118,9 @@ def test_a_parked_answer_runs_on_while_its_losses_allow_no_probe():
     policy._budget.record(1, 12.0)
     next_step_is_plain = []
     for at in range(300):
-        assert policy.rows(at) == 1
+        assert policy.next_block_size(at) == 1
         next_step_is_plain.append(policy.next_step_is_plain())
-        policy.observe(Round((0,), 0, 0, True, 0.01, context=at, confidence=(0.7,)))
+        policy.observe(Round((0,), 0, 0, True, 0.01, context_length=at, confidence=(0.7,)))
     assert sum(next_step_is_plain) > 240
 
 
@@ -146,7 +147,7 @@ def test_a_plain_step_by_itself_is_no_measure_of_plain_decoding():
     run(policy, CHEAP, 100, lambda at: 7)
     believed = costs.seconds(1, 100)
     for at in range(100, 120):
-        policy.observe(Round((0,), 0, 0, True, 0.020, context=at, confidence=(0.7,)))
+        policy.observe(Round((0,), 0, 0, True, 0.020, context_length=at, confidence=(0.7,)))
     assert costs.seconds(1, 100) == believed
 
 
@@ -163,8 +164,8 @@ def test_a_draft_behind_an_unsure_anchor_has_to_beat_a_step_that_waits(alone, dr
         for accepted, next_one in ((0, 0.95), (7, 0.4)):
             tokens = (0,) * (accepted + 1)
             sure = (*[0.7] * accepted, next_one)
-            policy.observe(Round(tokens, 7, accepted, True, 0.0142, context=0, confidence=sure))
-    assert (policy.rows(0) > 1) is drafts
+            policy.observe(Round(tokens, 7, accepted, True, 0.0142, confidence=sure))
+    assert (policy.next_block_size(0) > 1) is drafts
 
 
 def test_a_slow_reader_gets_drafts_too():
@@ -201,7 +202,7 @@ def test_parked_steps_and_followed_by_plain_ones():
     policy = adaptive(CHEAP)
     next_step_is_plain = False
     for at in range(1500):
-        width = policy.rows(at)
+        width = policy.next_block_size(at)
         assert not (next_step_is_plain and width > 1)
         next_step_is_plain = (
             width == 1 and policy.disabled_reason is not None and policy.next_step_is_plain()
@@ -209,7 +210,7 @@ def test_parked_steps_and_followed_by_plain_ones():
         policy.observe(
             Round((0,), width - 1, 0, True, CHEAP.at(width, 0), None, at, (0.7,), False, 0.0)
         )
-    assert policy.disabled_reason and not policy.broken
+    assert policy.disabled_reason and not policy.disabled_for_request
 
 
 def test_a_draft_without_finite_logits_is_stopped_for_good_with_a_reason():
@@ -217,7 +218,7 @@ def test_a_draft_without_finite_logits_is_stopped_for_good_with_a_reason():
     policy = adaptive(CHEAP)
     rows = run(policy, CHEAP, 600, lambda at: 0, healthy=False)
     assert sum(width > 1 for width in rows) == 1
-    assert policy.broken and "finite" in policy.disabled_reason
+    assert policy.disabled_for_request and "finite" in policy.disabled_reason
 
 
 def test_a_request_starts_from_what_earlier_ones_found():
@@ -304,35 +305,37 @@ def test_text_change_is_noticed_and_noise_is_not():
 def test_drafting_ahead_is_kept_only_where_rounds_get_shorter():
     """On shared cores the overlap costs more than it hides."""
     for with_s, without_s, kept in ((0.9, 1.0, True), (1.1, 1.0, False)):
-        overlap = Overlap()
+        trial = EarlyDraftTrial()
         for _ in range(200):
-            early = overlap.on
-            overlap.observe(early, with_s if early else without_s)
-        assert overlap.on is kept
+            early = trial.launches_early
+            trial.observe(early, with_s if early else without_s)
+        assert trial.launches_early is kept
 
 
 def test_the_draft_is_timed_apart_now_and_then():
     """Statistics of the default mode had no split between draft and verify."""
     policy, timed = adaptive(CHEAP), 0
     for at in range(200):
-        width = policy.rows(at)
-        apart = width > 1 and policy.timed()
-        assert not (apart and policy.drafts_ahead()), "a draft launched early cannot be timed"
+        width = policy.next_block_size(at)
+        apart = width > 1 and policy.times_draft()
+        assert not (apart and policy.launches_next_draft_early()), (
+            "a draft launched early cannot be timed"
+        )
         timed += apart
         policy.observe(
             Round(
                 tokens=(0,) * width,
                 drafted=width - 1,
                 accepted=width - 1,
-                healthy=True,
+                draft_is_finite=True,
                 seconds=CHEAP.at(width, at) * (10 if apart else 1),
                 draft_s=0.001 if apart else None,
-                context=at,
+                context_length=at,
             )
         )
     assert 5 < timed < 20
     # what the extra wait cost is not what a round costs
-    assert policy.rows(200) == 8
+    assert policy.next_block_size(200) == 8
 
 
 def test_a_start_learned_with_other_blocks_is_left_out():
@@ -360,8 +363,12 @@ def test_odds_fall_along_a_block_as_they_did_before():
 def test_trials_of_drafting_ahead_are_apart_by_the_size_of_rounds():
     """Seconds of one block and shares of another have no median in common."""
     state = ControllerState(CHEAP, 8)
-    assert state.overlap(4) is state.overlap(4)
-    assert state.overlap(4) is not state.overlap() is not state.overlap(2)
+    assert state.early_draft_trial(4) is state.early_draft_trial(4)
+    assert (
+        state.early_draft_trial(4)
+        is not state.early_draft_trial()
+        is not state.early_draft_trial(2)
+    )
 
 
 def test_a_start_remembers_whole_requests_and_not_their_ends():

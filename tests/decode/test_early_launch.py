@@ -1,4 +1,4 @@
-"""Steps launched before their anchor is read, and drafts launched before the caller has tokens."""
+"""Plain steps launched before their anchor is read; drafts launched before a round is yielded."""
 
 import mlx.core as mx
 import pytest
@@ -11,30 +11,30 @@ from tests.tiny import PROMPT, answer, oracle_draft, read_prompt, rounds
 
 
 class Scheduled(FixedBlock):
-    """Rows as listed, over and over; drafts ahead at every second round."""
+    """Cycles through block sizes; launches the next draft early in every second round."""
 
-    def __init__(self, *rows: int) -> None:
-        super().__init__(max(rows))
-        self.listed = rows
-        self.seen: list[Round] = []
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(max(sizes))
+        self.sizes = sizes
+        self.observed: list[Round] = []
 
     def _at(self, ahead: int) -> int:
-        return self.listed[(len(self.seen) + ahead) % len(self.listed)]
+        return self.sizes[(len(self.observed) + ahead) % len(self.sizes)]
 
-    def rows(self, context: int) -> int:
+    def next_block_size(self, context_length: int) -> int:
         return self._at(0)
 
     def next_step_is_plain(self) -> bool:
         return self._at(0) == self._at(1) == 1
 
-    def timed(self) -> bool:
-        return len(self.seen) % 5 == 3
+    def times_draft(self) -> bool:
+        return len(self.observed) % 5 == 3
 
-    def drafts_ahead(self) -> bool:
-        return len(self.seen) % 2 == 0
+    def launches_next_draft_early(self) -> bool:
+        return len(self.observed) % 2 == 0
 
-    def observe(self, done: Round) -> None:
-        self.seen.append(done)
+    def observe(self, finished: Round) -> None:
+        self.observed.append(finished)
 
 
 def _five_plain_steps(target) -> list[Round]:
@@ -42,29 +42,27 @@ def _five_plain_steps(target) -> list[Round]:
     cache, state = read_prompt(pair)
     policy = Scheduled(1)
     list(rounds(pair, cache, state, 5, policy=policy))
-    return policy.seen
+    return policy.observed
 
 
 SCHEDULES = [(1,), (4,), (1, 1, 1, 4, 1, 5), (1, 1, 3, 3, 1), (2, 1, 1)]
 
 
-@pytest.mark.parametrize("listed", SCHEDULES)
-@pytest.mark.parametrize("limit", [1, 2, 7, 60, 61])
-def test_text_is_that_of_plain_decoding_whatever_is_launched_early(
-    target, tiny_answer, listed, limit
-):
-    """A step launched for a token that is not read yet, wrongly committed, changes the text."""
+@pytest.mark.parametrize("sizes", SCHEDULES)
+@pytest.mark.parametrize("max_tokens", [1, 2, 7, 60, 61])
+def test_early_launches_do_not_change_the_text(target, tiny_answer, sizes, max_tokens):
+    """A wrong commit of a step whose token is not read yet changes the text."""
     pair = Pair(target, oracle_draft([*PROMPT, *tiny_answer]))
     cache, state = read_prompt(pair)
     written = []
-    for done, state in rounds(pair, cache, state, limit, policy=Scheduled(*listed)):
+    for done, state in rounds(pair, cache, state, max_tokens, policy=Scheduled(*sizes)):
         written += done.tokens
         assert cache.length == len(state.history) - 1
-    assert written == tiny_answer[:limit]
+    assert written == tiny_answer[:max_tokens]
 
 
-def test_a_token_does_not_wait_for_the_step_launched_behind_it(target, monkeypatch):
-    """MLX tells that arrays are ready by the launch: with the next step's, tokens came late."""
+def test_the_verdict_is_launched_before_the_next_step(target, monkeypatch):
+    """In one launch with the next step, a token arrived only after that step."""
     launched = []
     monkeypatch.setattr(
         "dflash_mlx.decode.loop.launch",
@@ -76,7 +74,7 @@ def test_a_token_does_not_wait_for_the_step_launched_behind_it(target, monkeypat
 
 
 def test_plain_steps_are_launched_before_the_last_token_is_read(target):
-    """Waiting for every token first would cost plain decoding a tenth of its speed."""
+    """Waiting for each token first costs plain decoding a tenth of its throughput."""
     assert [done.launched_early for done in _five_plain_steps(target)] == [
         False,
         True,
@@ -86,43 +84,50 @@ def test_plain_steps_are_launched_before_the_last_token_is_read(target):
     ]
 
 
-def test_only_steps_inside_a_run_tell_what_one_costs(target):
-    """The first begins the second one's work, the last finds its own done: neither is a step."""
-    assert [done.whole for done in _five_plain_steps(target)] == [False, True, True, True, False]
+def test_the_first_and_last_pipelined_steps_do_not_measure_one_round(target):
+    """The first also starts the second one's work, and the last finds its own work done."""
+    assert [done.measures_one_round for done in _five_plain_steps(target)] == [
+        False,
+        True,
+        True,
+        True,
+        False,
+    ]
 
 
-def test_a_plain_step_chosen_early_is_not_launched_early(target, tiny_answer):
-    """It would never count as a step of its own, and plain decoding would have no cost."""
+def test_a_plain_step_after_a_block_is_not_launched_early(target, tiny_answer):
+    """Launched early, no plain step measured one round, and plain decoding had no cost."""
     pair = Pair(target, oracle_draft([*PROMPT, *tiny_answer]))
     cache, state = read_prompt(pair)
     policy = Scheduled(1, 4)
-    policy.drafts_ahead = lambda: True
+    policy.launches_next_draft_early = lambda: True
     list(rounds(pair, cache, state, 20, policy=policy))
-    plain = [done for done in policy.seen if not done.drafted]
-    assert len(plain) > 2 and all(done.whole for done in plain)
-    assert any(done.launched_early for done in policy.seen)
+    plain = [done for done in policy.observed if not done.drafted]
+    assert len(plain) > 2 and all(done.measures_one_round for done in plain)
+    assert any(done.launched_early for done in policy.observed)
 
 
-def test_an_ending_drops_the_step_that_was_launched_behind_it(target, tiny_answer):
-    """A row of a token nobody wanted, left in the cache, would be part of the next turn."""
+def test_the_end_of_the_answer_rolls_back_the_early_step(target, tiny_answer):
+    """A row of a token after the end stayed in the cache for the next turn."""
     pair = Pair(target)
     for length in (1, 2, 9):
         cache, state = read_prompt(pair)
-        kept = []
+        written = []
 
-        def ending(tokens, kept=kept, length=length):
-            kept.extend(tokens)
-            return StopDecision(len(tokens), len(kept) == length)
+        def stop_condition(tokens, written=written, length=length):
+            written.extend(tokens)
+            return StopDecision(len(tokens), len(written) == length)
 
-        for _, state in rounds(pair, cache, state, 50, policy=Scheduled(1), ending=ending):
+        policy = Scheduled(1)
+        for _, state in rounds(pair, cache, state, 50, policy, stop_condition=stop_condition):
             pass
-        assert state.ended and kept == tiny_answer[:length]
+        assert state.ended and written == tiny_answer[:length]
         assert cache.length == len(PROMPT) + length - 1
         assert all(layer.offset == cache.length for layer in cache.layers)
 
 
-def test_leaving_early_drops_the_step_that_was_launched(target, tiny_answer):
-    """A cancelled answer must leave the conversation as if nothing had been launched."""
+def test_closing_the_loop_rolls_back_the_early_step(target, tiny_answer):
+    """A cancelled answer left an uncommitted row in the cache."""
     pair = Pair(target)
     cache, state = read_prompt(pair)
     running = rounds(pair, cache, state, 50, policy=Scheduled(1))
@@ -135,7 +140,7 @@ def test_leaving_early_drops_the_step_that_was_launched(target, tiny_answer):
 
 
 def test_processors_see_every_token_although_steps_are_launched_early(target, tiny_answer):
-    """A penalty that misses the newest token repeats it."""
+    """A penalty that did not see the newest token repeated it."""
     from dflash_mlx.config import SamplingConfig
     from dflash_mlx.decode.accept import match_rule
 
@@ -146,21 +151,23 @@ def test_processors_see_every_token_although_steps_are_launched_early(target, ti
         return logits
 
     rule = match_rule(SamplingConfig(), 0, (processor,))
-    answer(Pair(target), 6, policy=Scheduled(1), rule=rule)
-    behind = [*PROMPT, *tiny_answer]
-    assert lengths == [(len(PROMPT) + i, behind[len(PROMPT) + i - 1]) for i in range(6)]
+    answer(Pair(target), 6, policy=Scheduled(1), accept_rule=rule)
+    text = [*PROMPT, *tiny_answer]
+    assert lengths == [(len(PROMPT) + i, text[len(PROMPT) + i - 1]) for i in range(6)]
 
 
-def test_rounds_tell_how_sure_the_target_was(target, tiny_answer):
-    """The width controller comes back to drafting when this moves; a wrong row misleads it."""
+def test_rounds_report_the_targets_confidence(target, tiny_answer):
+    """The controller resumes drafting when the confidence changes; a wrong row misleads it."""
     pair = Pair(target, oracle_draft([*PROMPT, *tiny_answer]))
-    sure = {}
-    for listed in ((1,), (6,)):
+    confidence = {}
+    for sizes in ((1,), (6,)):
         cache, state = read_prompt(pair)
-        policy = Scheduled(*listed)
+        policy = Scheduled(*sizes)
         list(rounds(pair, cache, state, 24, policy=policy))
-        sure[listed] = [value for done in policy.seen for value in done.confidence]
-    assert len(sure[(1,)]) == 24
-    assert sure[(6,)] == pytest.approx(sure[(1,)], abs=2e-5)
+        confidence[sizes] = [value for done in policy.observed for value in done.confidence]
+    assert len(confidence[(1,)]) == 24
+    assert confidence[(6,)] == pytest.approx(confidence[(1,)], abs=2e-5)
     logits = mx.sort(target.model(mx.array([list(PROMPT)]))[0, -1])
-    assert sure[(1,)][0] == pytest.approx(mx.sigmoid(logits[-1] - logits[-2]).item(), abs=2e-5)
+    assert confidence[(1,)][0] == pytest.approx(
+        mx.sigmoid(logits[-1] - logits[-2]).item(), abs=2e-5
+    )

@@ -1,4 +1,4 @@
-"""The tokens of a conversation: extended every round, never changed."""
+"""`History`: extended every round, immutable, and cheap to extend."""
 
 import tracemalloc
 
@@ -14,7 +14,7 @@ IDS = st.lists(st.integers(0, 2**31 - 1), max_size=9)
 
 @given(st.lists(IDS, min_size=1, max_size=12))
 def test_extending_is_like_joining_tuples(parts):
-    """A token lost where memory grows would shift every row behind it."""
+    """A token lost when the buffer grows shifts all later rows."""
     history, expected = History(parts[0]), tuple(parts[0])
     for part in parts[1:]:
         history, expected = history.extended(part), expected + tuple(part)
@@ -25,7 +25,7 @@ def test_extending_is_like_joining_tuples(parts):
 
 
 def test_two_answers_from_one_prompt_do_not_mix():
-    """A round that failed is made again from the history that it began with."""
+    """A failed round is repeated from the history before it."""
     prompt = History([1, 2, 3]).extended([4])
     first, second = prompt.extended([5, 6]), prompt.extended([7])
     first = first.extended([8])
@@ -34,8 +34,8 @@ def test_two_answers_from_one_prompt_do_not_mix():
     assert tuple(prompt.extended([])) == tuple(prompt)
 
 
-def test_nobody_changes_a_history():
-    """A caller's processor gets what later rounds read."""
+def test_a_history_is_immutable():
+    """A caller's logits processor receives the array that later rounds read."""
     history = History([1, 2, 3])
     with pytest.raises(ValueError, match="read-only"):
         np.asarray(history)[0] = 9
@@ -43,8 +43,8 @@ def test_nobody_changes_a_history():
         history[3]
 
 
-def test_a_round_costs_what_it_adds():
-    """Copied every round, 32,768 tokens cost half a millisecond of it."""
+def test_extending_does_not_copy_the_history():
+    """Copying 32,768 tokens in every round took half a millisecond per round."""
     history = History(range(32768)).extended([1])
     tracemalloc.start()
     for _ in range(1000):

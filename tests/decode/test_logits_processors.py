@@ -1,4 +1,4 @@
-"""Penalties, biases and processors: equal to mlx-lm's sequential decoding inside a block too."""
+"""Logits processors inside a block: equal to mlx-lm's sequential decoding."""
 
 import mlx.core as mx
 import pytest
@@ -39,18 +39,18 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("script", [[10**6], [0], [3, 0, 7, 1]])
 def test_penalties_inside_a_block_equal_sequential_decoding(target, case, script):
-    """Penalties counted from before the block let a repeated token through inside it."""
+    """Penalties that ignored the block's own tokens allowed a repetition inside it."""
     ours, theirs = CASES[case]
     expected = plain(target.model, PROMPT, 48, logits_processors=make_logits_processors(**theirs))
     sampling = SamplingConfig(**ours)
     rule = match_rule(sampling, 0, make_processors(sampling, ()))
     pair = Pair(target, ScriptedDraft([*PROMPT, *expected, *PROMPT], script))
-    assert answer(pair, 48, rule=rule) == expected
+    assert answer(pair, 48, accept_rule=rule) == expected
     assert expected != plain(target.model, PROMPT, 48), "the case does not change the text"
 
 
 def test_a_callers_processor_sees_the_tokens_before_its_row(target):
-    """A grammar that is told of tokens that were refused goes off the rails."""
+    """A grammar that receives rejected tokens loses its position."""
 
     def alternate(tokens, logits):
         allowed = mx.arange(logits.shape[-1]) % 2 == (tokens.size % 2)
@@ -61,9 +61,9 @@ def test_a_callers_processor_sees_the_tokens_before_its_row(target):
     rule = match_rule(SamplingConfig(), 0, make_processors(SamplingConfig(), [alternate]))
     for script in ([10**6], [0], [2, 5, 0]):
         pair = Pair(target, ScriptedDraft([*PROMPT, *expected, *PROMPT], script))
-        assert answer(pair, 40, rule=rule) == expected
+        assert answer(pair, 40, accept_rule=rule) == expected
 
 
 def test_defaults_add_no_processor():
-    """A penalty of 1 that is applied anyway costs time and rounds differently."""
+    """Applying a penalty of 1 costs time and changes rounding."""
     assert make_processors(SamplingConfig(), ()) == ()

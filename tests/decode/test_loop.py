@@ -1,4 +1,4 @@
-"""The loop: exact at every limit and block, one wait per round, nothing left open behind it."""
+"""The decode loop: exact for every length and block size, one wait per round, no open rows left."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -6,16 +6,16 @@ import mlx_lm.models.base
 import mlx_lm.models.qwen3
 import pytest
 
-from dflash_mlx.decode import loop as decode_module
+from dflash_mlx.decode import loop as loop_module
 from dflash_mlx.decode.accept import match_rule
-from dflash_mlx.decode.loop import StopDecision, catch_up
+from dflash_mlx.decode.loop import StopDecision, update_context
 from dflash_mlx.decode.policy import FixedBlock
 from dflash_mlx.decode.prefill import prefill
 from dflash_mlx.models.pair import Pair
 from dflash_mlx.models.protocols import Block
 from tests.tiny import (
     PROMPT,
-    Rows,
+    BlockSizes,
     ScriptedDraft,
     answer,
     loaded_pair,
@@ -33,57 +33,58 @@ SCRIPTS = {"oracle": [10**6], "zero": [0], "mixed": [0, 3, 7, 1, 0, 5, 2, 6, 4] 
 
 @pytest.fixture(scope="module")
 def text(tiny_answer):
-    """Prompt and answer as one run of tokens."""
+    """The tokens of prompt and answer."""
     return [*PROMPT, *tiny_answer]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-@pytest.mark.parametrize("limit", [1, 2, 7, 60, 61])
-def test_output_equals_plain_decoding_at_every_limit(target, text, script, limit):
-    """Limits that are no multiple of the block used to overshoot, or to lose the last token."""
+@pytest.mark.parametrize("max_tokens", [1, 2, 7, 60, 61])
+def test_output_equals_plain_decoding_for_every_length(target, text, script, max_tokens):
+    """Lengths that are not a multiple of the block size gave a token too many or too few."""
     pair = Pair(target, ScriptedDraft(text, SCRIPTS[script]))
-    assert answer(pair, limit) == text[len(PROMPT) :][:limit]
+    assert answer(pair, max_tokens) == text[len(PROMPT) :][:max_tokens]
 
 
-@pytest.mark.parametrize("block", [2, 3, 5, 8])
-def test_output_does_not_depend_on_the_block(target, text, block):
-    """Text that changes with the block is not the target's text."""
+@pytest.mark.parametrize("block_size", [2, 3, 5, 8])
+def test_output_does_not_depend_on_the_block_size(target, text, block_size):
+    """Text that changes with the block size is not the target's text."""
     pair = Pair(target, random_draft(target))
-    assert answer(pair, 60, policy=FixedBlock(block)) == text[len(PROMPT) :][:60]
+    assert answer(pair, 60, policy=FixedBlock(block_size)) == text[len(PROMPT) :][:60]
 
 
-def test_rounds_of_any_width_in_any_order_are_exact(target, text):
-    """Plain steps between blocks once left the draft's context a row short."""
+def test_block_sizes_in_any_order_are_exact(target, text):
+    """Plain steps between blocks left a row out of the draft's context."""
     pair = Pair(target, ScriptedDraft(text, SCRIPTS["mixed"]))
-    written = answer(pair, 100, policy=Rows(8, 1, 1, 3, 8, 2, 1, 5))
+    written = answer(pair, 100, policy=BlockSizes(8, 1, 1, 3, 8, 2, 1, 5))
     assert written == text[len(PROMPT) :][:100]
 
 
-def test_without_a_draft_the_same_loop_decodes_plainly(target, tiny_answer):
-    """A second loop for plain decoding is where fixes do not land."""
+def test_the_loop_decodes_without_a_draft(target, tiny_answer):
+    """A second loop for plain decoding would miss fixes to the first."""
     assert answer(Pair(target), 64) == tiny_answer[:64]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-@pytest.mark.parametrize("make", [lambda: Rows(8), lambda: FixedBlock(8), lambda: FixedBlock(1)])
-def test_the_host_reads_once_per_round(target, text, script, make, monkeypatch):
-    """Four waits a round instead of one cost a fifth of the speed."""
+@pytest.mark.parametrize("policy", [BlockSizes, FixedBlock])
+@pytest.mark.parametrize("block_size", [1, 8])
+def test_the_host_reads_once_per_round(target, text, script, policy, block_size, monkeypatch):
+    """Four waits per round instead of one cost a fifth of the throughput."""
     reads, waits = [], []
-    read_back = decode_module.read_back
+    read_back = loop_module.read_back
     pair = Pair(target, ScriptedDraft(text, SCRIPTS[script]))
     cache, state = read_prompt(pair)
-    monkeypatch.setattr(decode_module, "read_back", lambda v: reads.append(1) or read_back(v))
+    monkeypatch.setattr(loop_module, "read_back", lambda v: reads.append(1) or read_back(v))
     monkeypatch.setattr(mx, "eval", lambda *arrays: waits.append(arrays))
-    done = [r for r, _ in rounds(pair, cache, state, 60, policy=make())]
+    done = [r for r, _ in rounds(pair, cache, state, 60, policy=policy(block_size))]
     assert len(reads) == len(done)
-    assert len(waits) == sum(r.draft_s is not None for r in done)  # rounds that time the draft
+    assert len(waits) == sum(r.draft_s is not None for r in done)  # timing the draft adds a wait
 
 
 def test_a_round_reports_what_it_did(target, text):
-    """Counting the bonus token as accepted makes any draft look good."""
+    """Counting the bonus token as accepted overstates the acceptance rate."""
     pair = Pair(target, ScriptedDraft(text, [3, 0, 7]))
     cache, state = read_prompt(pair)
-    done = [r for r, _ in rounds(pair, cache, state, 13, policy=Rows(8))]
+    done = [r for r, _ in rounds(pair, cache, state, 13, policy=BlockSizes(8))]
     assert [(r.drafted, r.accepted, len(r.tokens)) for r in done] == [
         (7, 3, 4),
         (7, 0, 1),
@@ -91,27 +92,28 @@ def test_a_round_reports_what_it_did(target, text):
     ]
 
 
-def test_end_token_inside_a_block_cuts_before_anything_is_committed(target, text):
-    """A token behind the end of the answer must not enter the caches."""
+def test_tokens_after_the_end_inside_a_block_are_not_committed(target, text):
+    """Tokens after the end of the answer entered the caches."""
     pair = Pair(target, oracle_draft(text))
     for position in range(1, 17):
         cache, state = read_prompt(pair)
         left = [position]
 
-        def ending(tokens, left=left):
+        def stop_condition(tokens, left=left):
             if len(tokens) < left[0]:
                 left[0] -= len(tokens)
                 return StopDecision(len(tokens), False)
             return StopDecision(left[0], True)
 
-        written = [t for r, _ in rounds(pair, cache, state, 60, ending=ending) for t in r.tokens]
+        finished = rounds(pair, cache, state, 60, stop_condition=stop_condition)
+        written = [t for r, _ in finished for t in r.tokens]
         assert written == text[len(PROMPT) :][:position]
         assert cache.length == len(PROMPT) + position - 1
 
 
 @pytest.mark.parametrize("after", [1, 2, 5])
 def test_a_closed_loop_resumes_with_the_same_text(target, text, after):
-    """An answer interrupted and continued once repeated or dropped a token."""
+    """An interrupted and continued answer repeated or dropped a token."""
     pair = Pair(target, ScriptedDraft(text, [2, 0, 7, 4]))
     cache, state = read_prompt(pair)
     loop = rounds(pair, cache, state, 40)
@@ -125,7 +127,7 @@ def test_a_closed_loop_resumes_with_the_same_text(target, text, after):
 
 
 def test_an_error_inside_a_round_leaves_committed_rows_only(target, text):
-    """A processor that raised left a half-verified block in the cache."""
+    """A processor that raised an error left uncommitted rows in the cache."""
     calls = []
 
     def processor(tokens, logits):
@@ -137,24 +139,25 @@ def test_an_error_inside_a_round_leaves_committed_rows_only(target, text):
     pair = Pair(target, oracle_draft(text))
     cache, state = read_prompt(pair)
     rule = match_rule(loaded_pair(pair).sampling, 0, [processor])
-    seen = []
+    written = []
     with pytest.raises(ZeroDivisionError):
-        for done, state in rounds(pair, cache, state, 40, rule=rule):
-            seen += done.tokens
-    assert cache.length == len(PROMPT) - 1 + len(seen)
+        for done, state in rounds(pair, cache, state, 40, accept_rule=rule):
+            written += done.tokens
+    assert cache.length == len(PROMPT) - 1 + len(written)
     rest = [t for r, _ in rounds(pair, cache, state, 40) for t in r.tokens]
-    assert [*PROMPT, *seen, *rest] == text[: len(PROMPT) + 40]
+    assert [*PROMPT, *written, *rest] == text[: len(PROMPT) + 40]
 
 
-@pytest.mark.parametrize("n_rows", [1, 7, 64])
-def test_the_prompt_is_read_as_mlx_lm_reads_it(target, text, n_rows):
-    """Another chunk grid sums in another order and can change the text."""
+@pytest.mark.parametrize("step_size", [1, 7, 64])
+def test_prefill_uses_the_chunks_of_mlx_lm(target, text, step_size):
+    """Other chunks sum in another order and can change the text."""
     pair = Pair(target, oracle_draft(text))
-    assert answer(pair, 30, n_rows=n_rows) == plain(target.model, PROMPT, 30, n_rows)
+    expected = plain(target.model, PROMPT, 30, step_size)
+    assert answer(pair, 30, prefill_step_size=step_size) == expected
 
 
-def test_prefill_stops_between_chunks_and_goes_on_later(target, text):
-    """A long prompt could not be cancelled, or was read again from the start."""
+def test_prefill_stops_between_chunks_and_continues_later(target, text):
+    """A long prompt could not be cancelled, or was read again from its start."""
     pair = Pair(target, oracle_draft(text))
     cache = pair.make_cache()
     assert prefill(pair, cache, PROMPT, 8, lambda done, total: done < 16) is None
@@ -165,20 +168,20 @@ def test_prefill_stops_between_chunks_and_goes_on_later(target, text):
 
 
 def test_the_draft_sees_every_committed_row_once_and_in_order(target, text):
-    """A row given twice, or left out, costs acceptance without an error."""
+    """A row that is repeated or missing lowers acceptance without an error."""
     draft = ScriptedDraft(text, SCRIPTS["mixed"], target_layer_ids=(0, 2))
     pair = Pair(target, draft)
-    cache, state = read_prompt(pair, n_rows=10)
-    for _, state in rounds(pair, cache, state, 50, policy=Rows(8, 1, 4)):
+    cache, state = read_prompt(pair, step_size=10)
+    for _, state in rounds(pair, cache, state, 50, policy=BlockSizes(8, 1, 4)):
         pass
-    catch_up(pair, cache, state)
-    seen = mx.concatenate(draft.seen, axis=1)
+    update_context(pair, cache, state)
+    extended = mx.concatenate(draft.extended, axis=1)
     whole = target.forward(mx.array([text[: cache.length]]), target.make_caches(), (0, 2)).features
-    assert mx.array_equal(seen, whole)
+    assert mx.array_equal(extended, whole)
 
 
-def test_taps_are_outputs_of_the_layers_they_name(target):
-    """Taps off by one layer cost a sixth of the accepted tokens, silently."""
+def test_features_are_hidden_states_of_the_named_layers(target):
+    """Hidden states of the neighbouring layer lowered the accepted tokens by a sixth."""
     tokens = mx.array([list(PROMPT)])
     hidden = target.model.model.embed_tokens(tokens)
     expected = {}
@@ -188,23 +191,23 @@ def test_taps_are_outputs_of_the_layers_they_name(target):
     assert mx.array_equal(features, mx.concatenate([expected[2], expected[0]], axis=-1))
 
 
-class BrokenDraft(ScriptedDraft):
-    """Proposes what it is told, with logits that are not finite."""
+class NotFiniteDraft(ScriptedDraft):
+    """A scripted draft that reports logits that are not finite."""
 
-    def propose(self, anchor, n_rows, context):
-        block = super().propose(anchor, n_rows, context)
+    def propose(self, anchor, block_size, context):
+        block = super().propose(anchor, block_size, context)
         return Block(block.tokens, mx.array(False))
 
 
 @pytest.mark.parametrize(
     ("draft", "reason", "rounds_before"),
-    [(BrokenDraft, "not finite", 1), (zero_draft, "none of the draft's tokens", 32)],
+    [(NotFiniteDraft, "not finite", 1), (zero_draft, "none of the draft's tokens", 32)],
 )
-def test_a_broken_draft_stops_drafting_and_changes_no_text(
+def test_a_useless_draft_is_disabled_and_the_text_is_unchanged(
     target, text, draft, reason, rounds_before
 ):
-    """A draft in half precision gave NaN and zero acceptance at half the speed, unnoticed."""
-    made = draft(text, [0]) if draft is BrokenDraft else draft(text)
+    """A draft in float16 returned NaN: no token was accepted, at half the throughput."""
+    made = draft(text, [0]) if draft is NotFiniteDraft else draft(text)
     pair, policy = Pair(target, made), FixedBlock(8)
     cache, state = read_prompt(pair)
     done = [r for r, _ in rounds(pair, cache, state, 60, policy=policy)]
@@ -213,8 +216,8 @@ def test_a_broken_draft_stops_drafting_and_changes_no_text(
     assert [t for r in done for t in r.tokens] == text[len(PROMPT) :][:60]
 
 
-def test_nothing_of_mlx_or_mlx_lm_is_replaced(target, text):
-    """Patched classes make two models in one process share what they remember."""
+def test_no_class_or_function_of_mlx_or_mlx_lm_is_replaced(target, text):
+    """Patched classes make two models in one process share state."""
     owned = {
         (owner, name): value
         for owner in (mx, mx.fast, nn, mlx_lm.models.base, mlx_lm.models.qwen3)
@@ -229,7 +232,7 @@ def test_nothing_of_mlx_or_mlx_lm_is_replaced(target, text):
 
 
 def test_two_pairs_live_in_one_process(target, text):
-    """A second draft used to read the taps of the first."""
+    """A second draft read the hidden states of the first one's target."""
     other = tiny_target("llama")
     first = Pair(target, random_draft(target))
     second = Pair(other, random_draft(other, target_layer_ids=(1,)))

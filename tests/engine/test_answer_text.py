@@ -22,7 +22,7 @@ def answer(text, group, stops=(), tail=(END,)):
     n_kept = 0
     for start in range(0, len(ids), group):
         cut = out.cut(ids[start : start + group])
-        n_kept += cut.n_kept
+        n_kept += cut.n_tokens
         text_out += out.take()
         if cut.ended:
             break

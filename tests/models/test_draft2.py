@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dflash_mlx.config import GenerationConfig, SamplingConfig
-from dflash_mlx.decode.accept import Scored, request_rule
+from dflash_mlx.decode.accept import request_rule
 from dflash_mlx.decode.readback import read_back
 from dflash_mlx.engine.engine import Engine
 from dflash_mlx.engine.loaded import LoadedPair
@@ -24,6 +24,7 @@ from tests.tiny import (
     plain,
     selecting_draft,
     tiny_target,
+    verify_output,
 )
 
 SECOND_DRAFT = {"convolution": ConvolutionConfig(2, 8), "selector": SelectorConfig(8, 6)}
@@ -81,7 +82,7 @@ def test_accepted_and_refused_together_follow_the_target() -> None:
     counts = np.zeros(260)
     for seed in range(400):
         block = draft.with_sampling(1.0, seed).propose(65, 3, context)
-        verdict = request_rule(sampling, seed)(block, Scored(logits), [65], 21)
+        verdict = request_rule(sampling, seed)(block, verify_output(logits), [65], 21)
         counts[read_back(verdict).tokens[0]] += 1
     ids = np.array(best[0])
     probs = np.array(mx.softmax(logits[0]))
@@ -168,8 +169,12 @@ def test_the_loop_draws_from_the_target_whatever_the_selector_proposes() -> None
     counts = np.zeros((2, 2, 260))
     for seed in range(60):
         rule = request_rule(sampling, seed)
-        drawn = answer(Pair(target, draft.with_sampling(0.5, seed)), 3, PROMPT[:8], rule=rule)
-        alone = answer(Pair(target), 3, PROMPT[:8], rule=request_rule(sampling, seed + 10_000))
+        drawn = answer(
+            Pair(target, draft.with_sampling(0.5, seed)), 3, PROMPT[:8], accept_rule=rule
+        )
+        alone = answer(
+            Pair(target), 3, PROMPT[:8], accept_rule=request_rule(sampling, seed + 10_000)
+        )
         for way, tokens in enumerate((drawn, alone)):
             for place in range(2):
                 counts[way, place, tokens[place + 1]] += 1
@@ -192,7 +197,9 @@ def test_a_broken_draft_does_no_harm_to_sampled_text() -> None:
     for seed in range(5):
         block = draft.with_sampling(1.0, seed).propose(65, 4, context)
         verdict = read_back(
-            request_rule(SamplingConfig(temperature=1.0), seed)(block, Scored(logits), [65], 4)
+            request_rule(SamplingConfig(temperature=1.0), seed)(
+                block, verify_output(logits), [65], 4
+            )
         )
-        assert not verdict.healthy
+        assert not verdict.draft_is_finite
         assert set(verdict.tokens[: verdict.n_accepted + 1]) == {77}

@@ -17,6 +17,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from dflash_mlx.config import SamplingConfig
 from dflash_mlx.decode.accept import match_rule
+from dflash_mlx.decode.greedy import never_stop
 from dflash_mlx.decode.history import History
 from dflash_mlx.decode.loop import StopDecision
 from dflash_mlx.decode.sampling import choose, filtered, log_probs
@@ -26,10 +27,9 @@ from dflash_mlx.models.targets.decoder import DecoderTarget
 from tests.models.plain_rows import assert_same_rows
 from tests.tiny import (
     PROMPT,
-    Rows,
+    BlockSizes,
     ScriptedDraft,
     answer,
-    never,
     oracle_draft,
     plain,
     random_draft,
@@ -112,7 +112,7 @@ def assert_same_text(known: Known, got: list[int], want: list[int]) -> None:
     assert known.tolerance and gap < NEAR_TIE, f"parts at token {differ[0]}, gap {gap:.1e}"
 
 
-def assert_decodes(known: Known, draft: Draft, policy: Rows | None = None) -> list[int]:
+def assert_decodes(known: Known, draft: Draft, policy: BlockSizes | None = None) -> list[int]:
     """Decode one token more than mlx-lm wrote, so that its caches hold the same rows."""
     pair = Pair(known.target, draft)
     cache, state = read_prompt(pair)
@@ -135,7 +135,7 @@ def test_every_draft_token_accepted(known: Known) -> None:
 def test_no_draft_token_accepted(known: Known) -> None:
     """Every round takes back all rows but one."""
     # not a fixed block, which would stop drafting after a while
-    accepted = assert_decodes(known, zero_draft(known.text), Rows(4))
+    accepted = assert_decodes(known, zero_draft(known.text), BlockSizes(4))
     assert accepted == [0] * (LENGTH + 1)
 
 
@@ -145,7 +145,7 @@ def test_every_length_accepted_among_plain_steps(family: str) -> None:
     exactly there."""
     known = know(family)
     draft = ScriptedDraft(known.text, list(range(8)) * 40)
-    accepted = assert_decodes(known, draft, Rows(8, 1, 5, 1, 1, 3))
+    accepted = assert_decodes(known, draft, BlockSizes(8, 1, 5, 1, 1, 3))
     assert set(accepted) >= {0, 1, 2, 3, 4}
 
 
@@ -160,7 +160,7 @@ def test_prompts_in_chunks(known: Known, n_rows: int) -> None:
     """A long prompt is read in pieces, which wrap windows and pass on states."""
     prompt = known.text[:75]
     draft = ScriptedDraft(known.text, [3, 0, 7, 1])
-    got = answer(Pair(known.target, draft), 24, prompt, n_rows)
+    got = answer(Pair(known.target, draft), 24, prompt, prefill_step_size=n_rows)
     want = known.text[75:99]
     if got != want:  # another chunk grid is another order of sums in some families
         want = plain(known.target.model, prompt, 24, n_rows)
@@ -181,10 +181,10 @@ def test_a_round_that_fails_is_as_if_it_never_began(known: Known) -> None:
             n_rounds += 1
             if n_rounds == fails_at:  # noqa: B023
                 raise KeyboardInterrupt
-            return never(tokens)
+            return never_stop(tokens)
 
         with pytest.raises(KeyboardInterrupt):
-            for done, after in rounds(pair, cache, state, LENGTH + 1, ending=ending):
+            for done, after in rounds(pair, cache, state, LENGTH + 1, stop_condition=ending):
                 got, state = got + list(done.tokens), after
     for done, _ in rounds(pair, cache, state, LENGTH + 1):
         got += done.tokens
@@ -216,9 +216,9 @@ def test_sampled_text_is_what_plain_sampling_writes(known: Known) -> None:
     """Drafting must not move the distribution: with one seed the text is the same to the token."""
     sampling = SamplingConfig(temperature=0.8, top_p=0.95, seed=3)
     rule = match_rule(sampling, 3)
-    alone = answer(Pair(known.target), 40, rule=rule)
+    alone = answer(Pair(known.target), 40, accept_rule=rule)
     draft = ScriptedDraft([*PROMPT, *alone], [7, 2, 0, 4, 1])
-    drafted = answer(Pair(known.target, draft), 40, rule=rule)
+    drafted = answer(Pair(known.target, draft), 40, accept_rule=rule)
     assert drafted == alone or known.tolerance
     same = [a == b for a, b in zip(drafted, alone, strict=True)]
     assert same.count(True) >= 10, "a near tie parts texts late, an error parts them at once"

@@ -81,7 +81,7 @@ def test_every_recorded_answer_is_a_request_of_its_own():
     state = ControllerState(CostCurve((1, 8), (0,), ((0.01, 0.08),)), 8)
     requests = Requests(state, [40, 40])
     for _ in range(39):
-        block_size = requests.rows(0)
+        block_size = requests.next_block_size(0)
         requests.observe(Round((0,), block_size - 1, 0, True, 0.01 * block_size, None, 0, (0.7,)))
     assert requests.disabled_reason
     requests.observe(Round((0,), 0, 0, True, 0.01, None, 0, (0.7,)))

@@ -16,7 +16,7 @@ from dflash_mlx.cache import ContextCache, ContextLayer
 from dflash_mlx.models.draft.config import DraftConfig
 from dflash_mlx.models.draft.masks import block_mask
 from dflash_mlx.models.draft.rope import Rotation, make_rotation
-from dflash_mlx.models.protocols import Block, FindBest, Target, no_fused_argmax
+from dflash_mlx.models.protocols import Block, FusedArgmax, Target, no_fused_argmax
 
 Start = int | mx.array
 """Position of the first row, or [N] of them where N blocks are denoised side by side."""
@@ -176,7 +176,7 @@ class BoundDraft:
         self.target = target
         self.target_layer_ids = model.config.target_layer_ids
         self.block_size = model.config.block_size
-        self.best: FindBest = no_fused_argmax
+        self.fused_argmax: FusedArgmax = no_fused_argmax
         """The best token of every normed row [1, B - 1, D], or None where logits are wanted."""
         # rows by which one side pads its vocabulary beyond the other's are no tokens
         self.n_ids = min(model.config.vocab_size, target.shape.vocab_size)
@@ -220,7 +220,7 @@ class BoundDraft:
         """Propose the argmax at each of the `n_rows - 1` masked rows behind `anchor`."""
         hidden = self.hidden(anchor, n_rows, context)
         hidden = self.for_head(hidden)
-        if (found := self.best(hidden)) is not None:
+        if (found := self.fused_argmax(hidden)) is not None:
             return Block(self._ids(found.tokens[None, :, 0]), mx.isfinite(found.log_sum_exp).all())
         logits = self.logits(hidden)
         best = mx.max(logits, axis=-1)

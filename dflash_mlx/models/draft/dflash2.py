@@ -21,7 +21,7 @@ from dflash_mlx.cache import ContextCache
 from dflash_mlx.models.draft.config import ConvolutionConfig, DraftConfig, SelectorConfig
 from dflash_mlx.models.draft.dflash import Attend, BoundDraft, DraftLayer, DraftModel
 from dflash_mlx.models.protocols import Block, Candidates, Target
-from dflash_mlx.models.random_keys import Stream, draw, row_key
+from dflash_mlx.models.random_keys import RandomStream, draw, row_key
 
 Pick = Callable[[mx.array, int], mx.array]
 """`(scores [K] of a slot's candidates, slot) -> index of the one that is taken`."""
@@ -115,14 +115,14 @@ class Picking:
         if self.temperature <= 0:
             return mx.argmax(scores)
         position = self.anchor_position + 1 + slot
-        return draw(scores[None] / self.temperature, self.seed, position, Stream.DRAFT)[0]
+        return draw(scores[None] / self.temperature, self.seed, position, RandomStream.DRAFT)[0]
 
     def noise(self, n_slots: int, n_candidates: int) -> mx.array:
         """Return what with_sampling adds, [S, K]; nothing where the best is taken."""
         if self.temperature <= 0:
             return mx.zeros((n_slots, n_candidates))
         keys = [
-            row_key(self.seed, self.anchor_position + 1 + slot, Stream.DRAFT)
+            row_key(self.seed, self.anchor_position + 1 + slot, RandomStream.DRAFT)
             for slot in range(n_slots)
         ]
         return mx.stack([mx.random.gumbel((n_candidates,), key=key) for key in keys])
@@ -196,8 +196,8 @@ class SelectingDraft(BoundDraft):
         logits = self.logits(self.for_head(hidden))
         pick = Picking(self.temperature, self.seed, context.length)
         path = self.model.candidate_selector(hidden, logits, anchor, pick)
-        healthy = mx.isfinite(mx.max(logits, axis=-1)).all() & mx.isfinite(path.scores).all()
+        finite = mx.isfinite(mx.max(logits, axis=-1)).all() & mx.isfinite(path.scores).all()
         candidates = None
         if self.temperature > 0:
             candidates = Candidates(path.ids, mx.softmax(path.scores / self.temperature, axis=-1))
-        return Block(path.tokens[None], healthy, candidates)
+        return Block(path.tokens[None], finite, candidates)

@@ -12,7 +12,7 @@ import mlx.nn as nn
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from dflash_mlx.cache import KVCache, LayerCache, Mask
-from dflash_mlx.models.protocols import FindBest, TargetOutput, TargetShape, no_fused_argmax
+from dflash_mlx.models.protocols import FusedArgmax, TargetOutput, TargetShape, no_fused_argmax
 
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_topk", "top_k_experts")
 """Names that mlx-lm's arguments use for the number of routed experts per token."""
@@ -32,7 +32,7 @@ class DecoderTarget:
         self._text: Any = text
         self._body: Any = text.model
         self._args: Any = text.args
-        self.best: FindBest = no_fused_argmax
+        self.fused_argmax: FusedArgmax = no_fused_argmax
         """Finds the best token of each row of `hidden` [1, n, D] without logits, or gives None."""
 
     @cached_property

@@ -77,7 +77,7 @@ def gated_delta(layer: Any, projected: Projected, cache: RecurrentCache) -> mx.a
 
     output, after = read(n_rows, queries)
     # a replay needs only the state, which does not depend on the queries
-    cache.advance(after, lambda n: read(n, keys)[1])
+    cache.set_open_state(after, lambda n: read(n, keys)[1])
     projected_out: mx.array = layer.out_proj(
         layer.norm(output, projected.gate).reshape(1, n_rows, -1)
     )

@@ -1,10 +1,7 @@
-"""The last rows of a layer that sees a window, kept in order of position.
+"""The KV cache of a sliding-window layer, stored in order of position.
 
-A query at position p sees keys at positions > p - W. Rows stand in a buffer in the order of
-their positions and are only ever appended; when the buffer is full, what no committed or later
-row can see is left behind. So a wrap inside a round, one row after a wrap and a rollback right
-after a wrap are ordinary appends and changes of length. (A ring, as mlx-lm keeps one, hands out
-rows in ring order after a single row and cannot take back rows that overwrote others.)
+Rows are only appended. When the buffer is full, the rows still visible move to a new buffer, so a
+round can be rolled back at any point. mlx-lm's ring buffer cannot restore overwritten rows.
 """
 
 from collections.abc import Hashable
@@ -15,11 +12,15 @@ from mlx_lm.models.base import create_causal_mask
 from dflash_mlx.cache.base import Mask, Snapshot
 
 _ROOM = 256
-"""Rows appended between two moves of the window to a fresh buffer, and at least one block."""
+"""Rows appended between two moves to a new buffer. A move copies W rows, so for windows of up to
+4,096 rows an appended row copies at most 16 others; room for one block is always there."""
 
 
 class RotatingKVCache:
-    """Keys and values [1, H, rows, D] that a row in a window of `window` rows can still see."""
+    """Keys and values [1, H, rows, D] of a window of W = `window` rows.
+
+    A query at position p sees the keys at positions > p - W.
+    """
 
     def __init__(self, window: int) -> None:
         self.window = window
@@ -31,11 +32,11 @@ class RotatingKVCache:
 
     @property
     def kind(self) -> Hashable:
-        """One kind for all windows of one width."""
+        """Caches of one window size have one kind."""
         return type(self), self.window
 
     def mask(self, n_rows: int) -> Mask:
-        """Return the mask over the rows that `update_and_fetch` will hand out."""
+        """Return the mask over the rows that `update_and_fetch` will return."""
         if n_rows == 1:
             return None
         before = min(self.offset, self.window - 1)
@@ -45,7 +46,7 @@ class RotatingKVCache:
         return mask
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append open rows [1, H, n, D]; return them behind the W - 1 rows before them."""
+        """Append open rows [1, H, n, D]; return the W - 1 rows before them and these rows."""
         n_rows = keys.shape[2]
         if self._keys is None or self._values is None:
             self._keys, self._values = _room(keys), _room(values)
@@ -60,7 +61,7 @@ class RotatingKVCache:
         return self._keys[..., seen:end, :], self._values[..., seen:end, :]
 
     def commit(self, n_rows: int) -> None:
-        """Keep the first `n_rows` open rows and drop the others."""
+        """Commit the first `n_rows` open rows and drop the others."""
         assert self._length + n_rows <= self.offset, (self._length, n_rows, self.offset)
         self._length += n_rows
         self.offset = self._length
@@ -70,62 +71,62 @@ class RotatingKVCache:
         self.offset = self._length
 
     def can_trim_to(self, length: int) -> bool:
-        """Whether every row that the row behind `length` rows sees is still kept."""
+        """Return whether all rows that are visible after `length` rows are still stored."""
         seen = max(0, length - self.window + 1)
         return length == 0 or (self._first <= seen and length <= self._length)
 
     def trim_to(self, length: int) -> None:
-        """Go back to `length` committed rows."""
+        """Drop all rows after the first `length`."""
         assert self.can_trim_to(length), (length, self._first, self._length)
         self._length = self.offset = length
         if length < self._first:
             self._first, self._keys, self._values = 0, None, None
 
     def snapshot(self, n_rows: int) -> Snapshot:
-        """Return the place behind the committed rows and the first `n_rows` open ones."""
+        """Return a snapshot after the committed rows and the first `n_rows` open rows."""
         length = self._length + n_rows
         first = max(self._first, length - self.window + 1)
         if self._keys is None or self._values is None:
             return Snapshot(lambda: self._replace(0, 0, None, None))
         rows = slice(first - self._first, length - self._first)
-        # copies: a slice would keep the whole buffer, and buffers are written in place
+        # copies: a slice would hold the whole buffer, and buffers are written in place
         keys = mx.contiguous(self._keys[..., rows, :])
         values = mx.contiguous(self._values[..., rows, :])
         return Snapshot(lambda: self._replace(length, first, keys, values), (keys, values))
 
     @property
     def arrays(self) -> list[mx.array]:
-        """The arrays that hold the rows, to be evaluated."""
+        """The arrays to evaluate."""
         return [array for array in (self._keys, self._values) if array is not None]
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, spare room included."""
+        """Bytes allocated, unused room included."""
         return sum(array.nbytes for array in self.arrays)
 
     @property
     def row_bytes(self) -> int:
-        """A window does not grow."""
+        """0: the window has a fixed size."""
         return 0
 
     def _move(self, keys: mx.array, values: mx.array) -> None:
-        """Take what committed and open rows can see to a buffer with room for new rows."""
+        """Move the rows that committed and open rows can see to a buffer with room for `keys`."""
         assert self._keys is not None and self._values is not None
         first = max(self._first, self._length - self.window + 1)
-        kept = slice(first - self._first, self.offset - self._first)
-        self._keys = mx.concatenate([self._keys[..., kept, :], _room(keys)], axis=2)
-        self._values = mx.concatenate([self._values[..., kept, :], _room(values)], axis=2)
+        visible = slice(first - self._first, self.offset - self._first)
+        self._keys = mx.concatenate([self._keys[..., visible, :], _room(keys)], axis=2)
+        self._values = mx.concatenate([self._values[..., visible, :], _room(values)], axis=2)
         self._first = first
 
     def _replace(
         self, length: int, first: int, keys: mx.array | None, values: mx.array | None
     ) -> None:
         self._length = self.offset = length
-        # full to the last row, so the next append moves them and never writes into them
+        # a full buffer: the next append moves the rows and does not write into the snapshot
         self._first, self._keys, self._values = first, keys, values
 
 
 def _room(rows: mx.array) -> mx.array:
-    """Return room for `rows` [1, H, n, D] and at least `_ROOM` rows."""
+    """Return empty rows for `rows` [1, H, n, D] and `_ROOM` more."""
     _, heads, n_rows, dim = rows.shape
     return mx.zeros((1, heads, n_rows + _ROOM, dim), rows.dtype)

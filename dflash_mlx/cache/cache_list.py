@@ -1,4 +1,7 @@
-"""Several caches of one layer that move as one."""
+"""Several caches of one layer that commit and roll back together.
+
+This module must not know the layers.
+"""
 
 from collections.abc import Hashable
 
@@ -8,7 +11,7 @@ from dflash_mlx.cache.base import LayerCache, Mask, Snapshot
 
 
 class CacheList:
-    """The caches of a layer with several attentions, taken apart by index as mlx-lm does it."""
+    """The caches of a layer with several attentions, accessed by index as in mlx-lm."""
 
     def __init__(self, *parts: LayerCache) -> None:
         self._parts = parts
@@ -18,20 +21,20 @@ class CacheList:
 
     @property
     def offset(self) -> int:
-        """Committed and open rows."""
+        """Number of committed and open rows."""
         return self._parts[0].offset
 
     @property
     def kind(self) -> Hashable:
-        """The kind of its first part."""
+        """The kind of the first part."""
         return self._parts[0].kind
 
     def mask(self, n_rows: int) -> Mask:
-        """Return the mask of its first part."""
+        """Return the mask of the first part."""
         return self._parts[0].mask(n_rows)
 
     def commit(self, n_rows: int) -> None:
-        """Keep the first `n_rows` open rows and drop the others."""
+        """Commit the first `n_rows` open rows and drop the others."""
         for part in self._parts:
             part.commit(n_rows)
 
@@ -41,35 +44,35 @@ class CacheList:
             part.rollback()
 
     def can_trim_to(self, length: int) -> bool:
-        """Whether every part holds `length` rows."""
+        """Return whether every part can be trimmed to `length` rows."""
         return all(part.can_trim_to(length) for part in self._parts)
 
     def trim_to(self, length: int) -> None:
-        """Go back to `length` committed rows."""
+        """Drop all rows after the first `length`."""
         for part in self._parts:
             part.trim_to(length)
 
     def snapshot(self, n_rows: int) -> Snapshot:
-        """Return the place behind the committed rows and the first `n_rows` open ones."""
-        places = [part.snapshot(n_rows) for part in self._parts]
+        """Return a snapshot after the committed rows and the first `n_rows` open rows."""
+        snapshots = [part.snapshot(n_rows) for part in self._parts]
 
         def restore() -> None:
-            for place in places:
-                place.restore()
+            for snapshot in snapshots:
+                snapshot.restore()
 
-        return Snapshot(restore, tuple(array for place in places for array in place.arrays))
+        return Snapshot(restore, tuple(array for part in snapshots for array in part.arrays))
 
     @property
     def arrays(self) -> list[mx.array]:
-        """The arrays that hold the rows, to be evaluated."""
+        """The arrays to evaluate."""
         return [array for part in self._parts for array in part.arrays]
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, spare room included."""
+        """Bytes allocated, unused room included."""
         return sum(part.nbytes for part in self._parts)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes by which one more row makes the parts grow."""
+        """Bytes that one more row adds permanently."""
         return sum(part.row_bytes for part in self._parts)

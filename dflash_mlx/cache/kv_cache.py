@@ -1,7 +1,7 @@
-"""A growing key/value cache in which committing is a change of length.
+"""A growing KV cache. Committing and rolling back change its length only.
 
-The layout (spare room in steps of 256 rows, a view of the filled part handed out) is that of
-mlx-lm's KVCache, so that attention sees the same strides and rounds the same way.
+The memory layout is that of mlx-lm's KVCache (room in steps of 256 rows, attention receives a
+view of the filled part), so attention sees the same strides and rounds the same way.
 """
 
 from collections.abc import Hashable
@@ -13,11 +13,11 @@ from mlx_lm.models.base import create_causal_mask
 from dflash_mlx.cache.base import Mask, Snapshot
 
 STEP = 256
-"""Rows by which growing caches grow."""
+"""Rows by which growing caches grow; mlx-lm's step, on which the strides depend."""
 
 
 class KVCache:
-    """Keys and values of every row so far, [1, H, rows, D] each."""
+    """Keys and values [1, H, rows, D] of all rows."""
 
     def __init__(self) -> None:
         self.keys: mx.array | None = None
@@ -27,15 +27,15 @@ class KVCache:
 
     @property
     def kind(self) -> Hashable:
-        """One kind for every growing cache of a walk."""
+        """All growing caches of a model have one kind."""
         return "full"
 
     def mask(self, n_rows: int) -> Mask:
-        """Return the mask of rows that see everything before them."""
+        """Return the causal mask; a single row needs none."""
         return "causal" if n_rows > 1 else None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append open rows [1, H, n, D]; return all keys and values up to the last of them."""
+        """Append open rows [1, H, n, D]; return the keys and values of all rows."""
         start, end = self.offset, self.offset + keys.shape[2]
         self.keys = _with_room(self.keys, keys, start, end)
         self.values = _with_room(self.values, values, start, end)
@@ -45,7 +45,7 @@ class KVCache:
         return self.keys[..., :end, :], self.values[..., :end, :]
 
     def commit(self, n_rows: int) -> None:
-        """Keep the first `n_rows` open rows and drop the others."""
+        """Commit the first `n_rows` open rows and drop the others."""
         assert self._length + n_rows <= self.offset, (self._length, n_rows, self.offset)
         self._length += n_rows
         self.offset = self._length
@@ -55,47 +55,47 @@ class KVCache:
         self.offset = self._length
 
     def can_trim_to(self, length: int) -> bool:
-        """Whether there are so many committed rows; every one is kept."""
+        """Return whether at least `length` rows are committed."""
         return length <= self._length
 
     def trim_to(self, length: int) -> None:
-        """Go back to `length` committed rows."""
+        """Drop all rows after the first `length`."""
         assert self.can_trim_to(length), (length, self._length)
         self._length = self.offset = length
 
     def snapshot(self, n_rows: int) -> Snapshot:
-        """Return the place behind the committed rows and the first `n_rows` open ones."""
+        """Return a snapshot after the committed rows and the first `n_rows` open rows."""
         return Snapshot(partial(self.trim_to, self._length + n_rows))
 
     @property
     def arrays(self) -> list[mx.array]:
-        """The arrays that hold the rows, to be evaluated."""
+        """The arrays to evaluate."""
         return [array for array in (self.keys, self.values) if array is not None]
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, spare room included."""
+        """Bytes allocated, unused room included."""
         return sum(array.nbytes for array in self.arrays)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row's keys and values; 0 while nothing was appended."""
+        """Bytes of one row's keys and values; 0 before the first append."""
         return sum(array.nbytes // array.shape[2] for array in self.arrays)
 
 
 class LatentCache(KVCache):
-    """Compressed keys/values and rotated key parts of latent attention, one row a token.
+    """Compressed keys/values and rotary keys of multi-head latent attention.
 
-    That attention adds its mask to the scores of the rotated parts, so it needs an array.
+    This attention adds its mask to the rotary scores, so it needs the mask as an array.
     """
 
     def mask(self, n_rows: int) -> Mask:
-        """Return the mask of rows that see everything before them, as an array."""
+        """Return the causal mask as an array; a single row needs none."""
         return create_causal_mask(n_rows, self.offset) if n_rows > 1 else None
 
 
 def _with_room(buffer: mx.array | None, rows: mx.array, start: int, end: int) -> mx.array:
-    """Return `buffer` with room for `end` rows, its first `start` rows kept."""
+    """Return `buffer` with room for `end` rows; its first `start` rows are copied."""
     if buffer is not None and end <= buffer.shape[2]:
         return buffer
     _, heads, n_rows, dim = rows.shape
