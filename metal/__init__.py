@@ -8,7 +8,7 @@ __all__ = [
     "attention_geometry",
     "block_attention",
     "build",
-    "candidate_walk",
+    "candidate_path",
     "dense_verify",
     "geometry",
     "grouped_conv",

@@ -1,6 +1,6 @@
-"""Contests over attention: of a verified block over the target's cache, of a draft's block.
+"""Tuning cases of attention: a verified block over a cache, and a draft block over its context.
 
-Letters: L keys, C context rows.
+Shapes: L keys, C context rows.
 """
 
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ from dflash_mlx.metal.tuning_case import TuningCase
 from dflash_mlx.metal.verify_attention import KERNEL as VERIFY
 from dflash_mlx.metal.verify_attention import verify_attention, verify_attention_reference
 
-# Caches walked in turn, as a model walks those of its layers.
+# Caches used in turn, as in a model: each layer has its own, so none stays in a GPU cache.
 CACHES: Final = 4
 
 
 @dataclass(frozen=True)
 class HeadShape:
-    """Query heads, KV heads, elements per head, and the type of all of them."""
+    """Query heads, KV heads, elements per head, and the element type."""
 
     heads: int
     groups: int
@@ -42,7 +42,7 @@ class HeadShape:
 def verify_attention_case(
     shape: HeadShape, rows: int, keys: int, device: Device
 ) -> TuningCase[AttentionGeometry]:
-    """A verified block of `rows` rows over caches of `keys` keys."""
+    """Return the case of a verified block of `rows` rows over caches of `keys` keys."""
     scale = shape.size**-0.5
     q = _normal(0, shape, shape.heads, rows)
     arrays = [_normal(seed + 1, shape, shape.groups, keys) for seed in range(2 * CACHES)]
@@ -53,8 +53,8 @@ def verify_attention_case(
             k, v = (array[:, :, :n_keys] for array in caches[0])
             out = verify_attention(q, k, v, scale, window=window, device=device, geometry=geometry)
             with mx.stream(mx.cpu):
-                truth = verify_attention_reference(q.astype(mx.float32), k, v, scale, window)
-            wrong = difference(out, truth)
+                expected = verify_attention_reference(q.astype(mx.float32), k, v, scale, window)
+            wrong = difference(out, expected)
             if wrong is not None:
                 return f"{wrong} with {n_keys} keys"
         return None
@@ -83,10 +83,10 @@ def verify_attention_case(
 def block_attention_case(
     shape: HeadShape, rows: int, context: int, mask: BlockMask, device: Device
 ) -> TuningCase[AttentionGeometry]:
-    """A draft block of `rows` rows over `context` rows.
+    """Return the case of a draft block of `rows` rows over `context` rows.
 
-    Stock MLX finds the two joined, as the cache keeps them for it; what joining costs is left
-    out, in its favour.
+    Stock MLX gets context and block already concatenated. The cost of concatenation is not
+    timed, which favours stock MLX.
     """
     scale = shape.size**-0.5
     q = _normal(0, shape, shape.heads, rows)
@@ -104,11 +104,11 @@ def block_attention_case(
             sources[0].block_k,
             sources[0].block_v,
         )
-        for some in (sources[0], keys):
-            out = block_attention(q, some, scale, mask, device=device, geometry=geometry)
+        for source in (sources[0], keys):
+            out = block_attention(q, source, scale, mask, device=device, geometry=geometry)
             with mx.stream(mx.cpu):
-                truth = block_attention_reference(q.astype(mx.float32), some, scale, mask)
-            wrong = difference(out, truth)
+                expected = block_attention_reference(q.astype(mx.float32), source, scale, mask)
+            wrong = difference(out, expected)
             if wrong is not None:
                 return wrong
         return None
@@ -144,25 +144,25 @@ def block_attention_case(
 
 
 def stock_mask(context: int, rows: int, mask: BlockMask) -> mx.array | None:
-    """The mask that stock MLX needs for `mask`, or None where everything is seen."""
+    """Return the mask array for stock MLX, or None where every key is visible."""
     if not mask.causal and (mask.window is None or context + rows <= mask.window):
         return None
     position = mx.arange(context, context + rows)[:, None]
     key = mx.arange(context + rows)[None]
-    seen = key <= position if mask.causal else key >= 0
+    visible = key <= position if mask.causal else key >= 0
     if mask.window is not None:
-        seen = seen & ((key > position - mask.window) | (key >= context))
-    return seen
+        visible = visible & ((key > position - mask.window) | (key >= context))
+    return visible
 
 
-def difference(out: mx.array, truth: mx.array) -> str | None:
-    """What is wrong with `out`, or None; judged on the CPU."""
+def difference(out: mx.array, expected: mx.array) -> str | None:
+    """Return how `out` differs from `expected`, or None; compared on the CPU."""
     with mx.stream(mx.cpu):
-        error = mx.abs(out.astype(mx.float32) - truth).max()
-        greatest = mx.abs(truth).max()
-        if bool((error <= (ROUNDING[out.dtype] + ACCUMULATION) * greatest).item()):
+        error = mx.abs(out.astype(mx.float32) - expected).max()
+        largest = mx.abs(expected).max()
+        if bool((error <= (ROUNDING[out.dtype] + ACCUMULATION) * largest).item()):
             return None
-    return f"off by {error.item():.3g} where values reach {greatest.item():.3g}"
+    return f"off by {error.item():.3g}, largest value {largest.item():.3g}"
 
 
 def _normal(seed: int, shape: HeadShape, heads: int, rows: int) -> mx.array:

@@ -1,9 +1,9 @@
-// attention_merge: joins the splits of verify_attention or block_attention, in order.
+// attention_merge: merges the splits of verify_attention or block_attention, in split order.
 //
 // parts  [SPLITS, HQ, M, D + 2]  float32: D unfinished sums, top score (base 2), weight sum
 // out    [1, HQ, M, D]           O
 //
-// One simdgroup per query row; a lane takes the elements lane, lane + 32, ...
+// One simdgroup per query row; a lane computes the elements lane, lane + 32, ...
 // Grid: (32, HQ * M, 1) threads in groups of (32, 1, 1).
 // Template: O, D.
 // Source: written for this project.

@@ -1,6 +1,6 @@
-"""Joining the splits of an attention over keys. Kernel: attention_merge.metal.
+"""Merges the splits of an attention over keys. Kernel: attention_merge.metal.
 
-Letters: S splits, H query heads, M rows, D elements per head. A part is D unfinished sums,
+Shapes: S splits, H query heads, M rows, D elements per head. A part holds D unfinished sums,
 the top score in base 2 and the sum of weights.
 """
 
@@ -15,7 +15,7 @@ KERNEL: Final = read_kernel("attention_merge", ("parts",), ("out",))
 
 
 def attention_merge_reference(parts: mx.array, dtype: mx.Dtype) -> mx.array:
-    """Finished rows [1, H, M, D] in `dtype` of parts [S, H, M, D + 2]."""
+    """Return the finished rows [1, H, M, D] in `dtype` of parts [S, H, M, D + 2]."""
     top = parts[..., -2:-1]
     weight = mx.power(2.0, top - top.max(axis=0))
     total = (parts[..., -1:] * weight).sum(axis=0)
@@ -23,7 +23,7 @@ def attention_merge_reference(parts: mx.array, dtype: mx.Dtype) -> mx.array:
 
 
 def attention_merge_refusal(parts: mx.array) -> str | None:
-    """Why the kernel cannot take `parts`, or None."""
+    """Return why the kernel does not support `parts`, or None."""
     return first_reason(
         (
             rank_refusal("parts", parts, "S H M D+2"),
@@ -36,9 +36,10 @@ def attention_merge_refusal(parts: mx.array) -> str | None:
 def attention_merge(
     parts: mx.array, dtype: mx.Dtype, *, device: Device | None = DEFAULT_DEVICE
 ) -> mx.array:
-    """Finished rows [1, H, M, D] in `dtype` of parts [S, H, M, D + 2].
+    """Return the finished rows [1, H, M, D] in `dtype` of parts [S, H, M, D + 2].
 
-    Raises BadRequest with the refusal reason for parts that the kernel cannot take.
+    Raises:
+        BadRequest: the kernel does not support `parts`.
     """
     refuse("attention_merge", attention_merge_refusal(parts))
     if device is None:

@@ -1,28 +1,27 @@
-// Attention of all query rows of one KV head over a span of keys, each key read once.
+// Attention of all query rows of one KV head over a range of keys; each key is read once.
 //
-// A threadgroup stages KEYS keys and values at a time in threadgroup memory and all its
-// simdgroups use them. A simdgroup owns RT tiles of 8 query rows: their queries and their
-// output stay in its registers, the softmax is kept running (base 2), and the weights of a
-// block go from the registers of the first product straight into the second, because the
-// result and the left operand of a simdgroup multiply share one layout.
+// A threadgroup stages KEYS keys and values at a time in threadgroup memory for all its
+// simdgroups. A simdgroup computes RT tiles of 8 query rows. Its queries and outputs stay in
+// registers, and the softmax is a running one in base 2. The weights of a key block stay in
+// registers between the two products, because the result and the left operand of a simdgroup
+// multiply have the same layout.
 //
-// Order of D in q . k: slot s of multiply j of a piece of 16 stands for element 2 * s + j, so
-// a lane reads 4 neighbouring elements of q and 2 of k. D is a multiple of 16.
+// Order of D in q . k: slot s of multiply j in a piece of 16 is element 2 * s + j. A lane then
+// reads 4 adjacent elements of q and 2 of k. D is a multiple of 16.
 //
-// Rows. Query row r of a KV head is row r % M of query head r / M of its group. Rows past the
-// last one repeat it and are never stored.
+// Rows: query row r of a KV head is row r % M of query head r / M of its group. Rows past the
+// last one repeat it and are not stored.
 //
-// Masks. Key j of L keys is seen by row i of M rows if first(i) <= j <= last(i); the rows are
-// the last M positions of the L keys.
+// Masks: row i attends to key j if first(i) <= j <= last(i).
 
 #include "matrix_lane.h"
 
-// Below every score, yet its difference with itself is zero; infinities are avoided because
-// a relaxed math mode may assume that there are none.
+// Below every score. Finite, because its difference with itself must be zero and because a
+// relaxed math mode may assume that there are no infinities.
 constant constexpr float HIDDEN = -1e30f;
 constant constexpr float LOG2_E = 1.44269504088896340736f;
 
-// Padding of a staged row, in elements: moves the rows of a tile to different banks.
+// Padding of a staged row, in elements: puts the rows of a tile into different memory banks.
 constant constexpr int ROW_PAD = 8;
 
 template <typename T, int D, int RT>
@@ -33,7 +32,7 @@ struct attention_rows {
   float sum[RT];
 };
 
-// COUNT elements from `from`, `step` apart.
+// Loads COUNT elements from `from`, `step` apart.
 template <int COUNT, typename T>
 inline void load_strided(const device T* from, long step, thread T* into) {
   if (step == 1) {
@@ -92,8 +91,8 @@ inline void stage(
   }
 }
 
-// Clears the rows of a staged tile from `first_row` on: a hidden key has weight zero, and
-// zero times what happened to lie there need not be zero.
+// Sets the rows of a staged tile from `first_row` on to zero. A hidden key has weight zero, but
+// zero times an uninitialised NaN is NaN.
 template <typename T, int D, int KEYS, int THREADS>
 inline void clear_rows(threadgroup T* tile, int first_row, int thread_index) {
   for (int at = thread_index; at < (KEYS - first_row) * D; at += THREADS) {
@@ -101,8 +100,8 @@ inline void clear_rows(threadgroup T* tile, int first_row, int thread_index) {
   }
 }
 
-// Takes the staged keys first_key, first_key + 1, ... into the rows of tile `rt`, of which
-// this lane's row sees the keys from `first` to `last`.
+// Adds the staged keys first_key, first_key + 1, ... to the rows of tile `rt`. The row of this
+// lane attends to the keys from `first` to `last`.
 template <typename T, int D, int RT, int KEYS>
 inline void attend(
     thread attention_rows<T, D, RT>& rows,
@@ -141,8 +140,8 @@ inline void attend(
     UNROLL
     for (int e = 0; e < 2; ++e) {
       const int key_index = first_key + 8 * tile + column + e;
-      const bool seen = key_index >= first && key_index <= last;
-      const float s = seen ? pair_at(score[tile], e) * scale : HIDDEN;
+      const bool visible = key_index >= first && key_index <= last;
+      const float s = visible ? pair_at(score[tile], e) * scale : HIDDEN;
       score[tile].thread_elements()[e] = s;
       top = max(top, s);
     }

@@ -1,6 +1,6 @@
-// The COUNT best (value, id) pairs that a simdgroup has seen, best first: lane i holds the
-// i-th. Higher values win, equal values go to the lower id, so the result does not depend on
-// the order of the offers. NaN never enters.
+// The COUNT best (value, id) pairs offered to a simdgroup, best first: lane i holds pair i.
+// A higher value is better; of equal values the lower id is better. The result therefore does
+// not depend on the order of the offers. NaN is never listed.
 
 #include "matrix_lane.h"
 
@@ -16,7 +16,7 @@ inline bool beats(float value, int id, float other, int other_id) {
   return value > other || (value == other && id < other_id);
 }
 
-// Offers one pair per lane; NO_ID offers nothing.
+// Offers one pair per lane. A lane without a pair passes NO_ID.
 template <int COUNT>
 inline void offer(thread best_list& best, float value, int id, int lane) {
   while (true) {
@@ -29,15 +29,15 @@ inline void offer(thread best_list& best, float value, int id, int lane) {
     const float top = simd_max(enters ? value : NOTHING);
     const int top_id = simd_min(enters && value == top ? id : NO_ID);
 
-    // Everything behind the newcomer moves one lane up.
-    const int behind = beats(top, top_id, best.value, best.id) ? 1 : 0;
+    // Every pair that is worse than the new one moves one lane up.
+    const int moves = beats(top, top_id, best.value, best.id) ? 1 : 0;
     const float previous = simd_shuffle_up(best.value, ushort(1));
     const int previous_id = simd_shuffle_up(best.id, ushort(1));
-    const int previous_behind = simd_shuffle_up(behind, ushort(1));
-    if (behind == 1) {
-      const bool moved = lane > 0 && previous_behind == 1;
-      best.value = moved ? previous : top;
-      best.id = moved ? previous_id : top_id;
+    const int previous_moves = simd_shuffle_up(moves, ushort(1));
+    if (moves == 1) {
+      const bool from_below = lane > 0 && previous_moves == 1;
+      best.value = from_below ? previous : top;
+      best.id = from_below ? previous_id : top_id;
     }
     if (enters && id == top_id) {
       value = NOTHING;
@@ -46,7 +46,7 @@ inline void offer(thread best_list& best, float value, int id, int lane) {
   }
 }
 
-// A sum of exponentials kept as its greatest exponent and the sum relative to it.
+// A sum of exponentials: the largest exponent and the sum relative to it.
 struct exp_sum {
   float top;
   float sum;
@@ -58,7 +58,7 @@ inline void add_exp(thread exp_sum& mass, float top, float sum) {
   mass.top = both;
 }
 
-// The sum over the lanes of a simdgroup, in every lane.
+// Returns the sum over the lanes of a simdgroup, in every lane.
 inline exp_sum simd_exp_sum(exp_sum mass) {
   const float top = simd_max(mass.top);
   exp_sum all;

@@ -1,18 +1,18 @@
 // block_attention: the B rows of a draft block attend to the context cache and to the block
-// itself, which stay two arrays; each KV head is read once for all its query heads and rows.
+// itself, which are separate arrays. Each KV head is read once for all its query heads and rows.
 //
 // q                    [1, HQ, B, D]  T: float32, bfloat16 or float16; any strides
-// context_k, context_v [1, HK, C, D]  T; any strides, so views of a larger cache do
+// context_k, context_v [1, HK, C, D]  T; any strides, so a view of a larger cache works
 // block_k, block_v     [1, HK, B, D]  T; any strides
 // scale                []             float32
 // out    [SPLITS, HQ, B, D + 2] float32: per split of the keys the unfinished sums, the top
 //        score (base 2) and the sum of weights, for attention_merge;
 //        or, if DIRECT (one split), [1, HQ, B, D] T, finished
 //
-// The C context rows stand at consecutive positions and row i of the block at position C + i.
-// WINDOW > 0 hides the context at a distance of WINDOW or more; the block itself is always
-// inside the window. CAUSAL hides the rows of the block behind a row; otherwise the block is
-// seen whole by each of its rows. Keys that no row sees are not read.
+// The C context rows are at positions 0 to C - 1, row i of the block at position C + i.
+// WINDOW > 0 hides context rows at a distance of WINDOW or more; the block itself is always
+// visible. CAUSAL hides later rows of the block from a row; otherwise each row attends to the
+// whole block. Keys that are hidden from all rows are not read.
 //
 // Grid: (32 * SIMDS, HK * row blocks, SPLITS) threads in groups of (32 * SIMDS, 1, 1). A row
 // block is 8 * RT * SIMDS of the B * HQ / HK rows of a KV head; with one block, keys and
@@ -57,11 +57,11 @@ for (int rt = 0; rt < RT; ++rt) {
       rows, rt, q + q_head * q_strides[1] + (row_of[rt] % M) * q_strides[2], q_strides[3], lane);
 }
 
-// Whole blocks of keys, dealt to the splits in order.
-const int first_seen = WINDOW > 0 ? max(0, context - WINDOW + 1) : 0;
-const int blocks = (L - first_seen + KEYS - 1) / KEYS;
+// Each split takes a run of whole key blocks.
+const int first_visible = WINDOW > 0 ? max(0, context - WINDOW + 1) : 0;
+const int blocks = (L - first_visible + KEYS - 1) / KEYS;
 const int blocks_each = (blocks + splits - 1) / splits;
-const int begin = first_seen + KEYS * blocks_each * split;
+const int begin = first_visible + KEYS * blocks_each * split;
 const int end = min(L, begin + KEYS * blocks_each);
 
 for (int key = begin; key < end; key += KEYS) {

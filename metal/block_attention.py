@@ -1,7 +1,7 @@
-"""A draft block attends to its context and to itself, each key read once per KV head.
+"""Attention of a draft block over its context and itself; each key is read once per KV head.
 
-Letters: H query heads, G KV heads, B block rows, C context rows, D elements per head. Kernel:
-block_attention.metal, joined by attention_merge.metal where the keys are split.
+Shapes: H query heads, G KV heads, B block rows, C context rows, D elements per head. Kernel:
+block_attention.metal, then attention_merge.metal where the keys are split.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ KERNEL: Final = read_kernel(
 
 @dataclass(frozen=True)
 class BlockKeys:
-    """What a block attends to: context k and v [1, G, C, D], its own k and v [1, G, B, D]."""
+    """Keys and values of the context [1, G, C, D] and of the block itself [1, G, B, D]."""
 
     context_k: mx.array
     context_v: mx.array
@@ -38,7 +38,7 @@ class BlockKeys:
 
 @dataclass(frozen=True)
 class BlockMask:
-    """`window`: context at that distance or more is hidden. `causal`: so is what follows."""
+    """`window` hides context rows at that distance or more, `causal` later rows of the block."""
 
     window: int | None = None
     causal: bool = False
@@ -47,23 +47,23 @@ class BlockMask:
 def block_attention_reference(
     q: mx.array, keys: BlockKeys, scale: float, mask: BlockMask
 ) -> mx.array:
-    """Attention [1, H, B, D] of block rows, in q's dtype, worked in float32.
+    """Return the attention [1, H, B, D] of block rows in q's dtype, computed in float32.
 
-    Row i stands at position C + i behind C context rows at consecutive positions.
+    The context rows are at positions 0 to C - 1, block row i at position C + i.
     """
     context, rows = keys.context_k.shape[2], q.shape[2]
     position = mx.arange(context, context + rows)[:, None]
     key = mx.arange(context + rows)[None]
-    seen = key <= position if mask.causal else mx.full((rows, context + rows), True)
+    visible = key <= position if mask.causal else mx.full((rows, context + rows), True)
     if mask.window is not None:
-        seen = seen & ((key > position - mask.window) | (key >= context))
+        visible = visible & ((key > position - mask.window) | (key >= context))
     k = mx.concatenate([keys.context_k, keys.block_k], axis=2)
     v = mx.concatenate([keys.context_v, keys.block_v], axis=2)
-    return attend_in_float32(q, k, v, scale, seen)
+    return attend_in_float32(q, k, v, scale, visible)
 
 
 def block_attention_refusal(q: mx.array, keys: BlockKeys, mask: BlockMask) -> str | None:
-    """Why the kernel cannot take these inputs, or None."""
+    """Return why the kernel does not support these inputs, or None."""
     return first_reason(_reasons(q, keys, mask))
 
 
@@ -76,10 +76,10 @@ def block_attention(
     device: Device | None = DEFAULT_DEVICE,
     geometry: AttentionGeometry | None = None,
 ) -> mx.array:
-    """Attention [1, H, B, D] of the rows q [1, H, B, D] of a draft block, in q's dtype.
+    """Return the attention [1, H, B, D] of the block rows q [1, H, B, D], in q's dtype.
 
-    Row i stands at position C + i behind C context rows at consecutive positions. Raises
-    BadRequest with the refusal reason for inputs that the kernel cannot take.
+    The context rows are at positions 0 to C - 1, block row i at position C + i. Raises
+    BadRequest for inputs that the kernel does not support.
     """
     refuse("block_attention", block_attention_refusal(q, keys, mask))
     if device is None:
@@ -98,7 +98,7 @@ def launch_block(
     device: Device,
     geometry: AttentionGeometry,
 ) -> mx.array:
-    """`block_attention` of inputs that are known to fit; nothing is checked here."""
+    """Return `block_attention` of supported inputs, without checking them."""
     launch = _launch(q, keys, scale, mask, geometry)
     (out,) = device.run(launch)
     if launch.grid[2] == 1:
@@ -148,13 +148,13 @@ def _reasons(q: mx.array, keys: BlockKeys, mask: BlockMask) -> Iterator[str | No
     if not 2 <= rows <= MAX_ROWS:
         yield f"q has {rows} rows; 2 to {MAX_ROWS} are needed"
     if keys.block_k.shape[2] != rows:
-        yield f"{keys.block_k.shape[2]} keys in a block of {rows} rows; as many are needed"
+        yield f"block_k has {keys.block_k.shape[2]} rows and q {rows}; equal numbers are needed"
     if keys.context_k.shape[1] != keys.block_k.shape[1]:
         yield (
             f"{keys.context_k.shape[1]} KV heads in the context and "
-            f"{keys.block_k.shape[1]} in the block; as many are needed"
+            f"{keys.block_k.shape[1]} in the block; equal numbers are needed"
         )
     if context < 1:
-        yield "no context row; 1 or more are needed"
+        yield "the context has no rows; 1 or more are needed"
     if mask.window is not None and mask.window < rows:
-        yield f"a window of {mask.window} for a block of {rows} rows; as many or None is needed"
+        yield f"window is {mask.window} for {rows} rows; {rows} or more, or None, is needed"

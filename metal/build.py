@@ -1,12 +1,6 @@
-"""Kernel texts, and the one place where a kernel is launched.
+"""Reads kernel sources and defines a launch and the devices that run it.
 
-A kernel is a `.metal` file that any compiler can read: a comment with layout, limits and
-provenance, helper functions, the line `// body`, and the statements of the kernel itself.
-`#include "name.h"` names a text beside it. Nothing here or elsewhere writes Metal source:
-special cases are template arguments of the launch.
-
-Who runs a launch is an argument. On Apple GPUs it is `Metal`; the tests hand in an executor
-for Linux; None means that the caller computes its reference instead.
+No Python code writes Metal source: special cases are template arguments of a launch.
 """
 
 import hashlib
@@ -28,7 +22,11 @@ Template = tuple[tuple[str, int | bool | mx.Dtype], ...]
 
 @dataclass(frozen=True)
 class Kernel:
-    """The text of one kernel with the names of its inputs and outputs, in order."""
+    """The source of one kernel and the names of its inputs and outputs, in order.
+
+    A `.metal` file holds a comment (layout, limits, source), helper functions, the line `// body`
+    and the statements of the kernel. `#include "name.h"` names a file in the same folder.
+    """
 
     name: str
     inputs: tuple[str, ...]
@@ -39,13 +37,13 @@ class Kernel:
 
     @cached_property
     def source_hash(self) -> str:
-        """Twelve hex digits that change whenever the shipped text changes."""
+        """Twelve hex digits that change whenever the source changes."""
         text = "\0".join((self.name, *self.inputs, *self.outputs, self.header, self.body))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @cached_property
     def compiled(self) -> Any:
-        """The `mx.fast.metal_kernel` of this text, made once; Metal compiles at first use."""
+        """The `mx.fast.metal_kernel` of this source; Metal compiles it at its first launch."""
         return mx.fast.metal_kernel(
             name=self.name,
             input_names=list(self.inputs),
@@ -57,7 +55,7 @@ class Kernel:
 
 
 class LaunchPlan(NamedTuple):
-    """What a launch is besides its kernel and inputs; the same for all inputs of a shape."""
+    """The fields of a launch other than kernel and inputs; equal for all inputs of one shape."""
 
     template: Template
     grid: tuple[int, int, int]
@@ -68,7 +66,7 @@ class LaunchPlan(NamedTuple):
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel call, complete: `grid` and `threadgroup` count threads, as Metal does."""
+    """One complete kernel call. `grid` and `threadgroup` count threads, as in Metal."""
 
     kernel: Kernel
     inputs: tuple[mx.array, ...]
@@ -81,22 +79,22 @@ class Launch:
 
 
 class Device(Protocol):
-    """Whatever can run a launch."""
+    """Runs launches: `Metal`, or the executor of the tests. None means the reference runs."""
 
     def run(self, launch: Launch) -> Sequence[mx.array]:
-        """The outputs of `launch`, in the order of its kernel's output names."""
+        """Return the outputs of `launch`, in the order of the kernel's output names."""
         ...
 
 
 class Metal:
     """The Apple GPU, through MLX.
 
-    A pipeline that takes fewer threads than the launch asks for is refused by MLX when the
-    result is evaluated, not here; `gate.py` meets that before any layer is swapped.
+    MLX refuses a launch with too many threads for its pipeline when the result is evaluated, not
+    here. Autotuning evaluates every geometry before a layer uses it.
     """
 
     def run(self, launch: Launch) -> Sequence[mx.array]:
-        """The outputs of `launch`, still lazy."""
+        """Return the outputs of `launch`, not yet evaluated."""
         outputs: Sequence[mx.array] = launch.kernel.compiled(
             inputs=list(launch.inputs),
             template=list(launch.template) or None,
@@ -115,9 +113,9 @@ DEFAULT_DEVICE: Final[Device | None] = Metal() if mx.metal.is_available() else N
 def read_kernel(
     name: str, inputs: Sequence[str], outputs: Sequence[str], *, contiguous: bool = True
 ) -> Kernel:
-    """The kernel in `name`.metal, its includes resolved.
+    """Return the kernel in `name`.metal with its includes resolved.
 
-    `contiguous=False` hands strided views to the kernel as they are; it must then read
+    With `contiguous=False` MLX passes strided views without a copy, and the kernel must read
     every input through its strides.
     """
     helpers, body = _text(f"{name}.metal").split(BODY_MARK)
@@ -125,16 +123,16 @@ def read_kernel(
 
 
 def _resolve(text: str, seen: set[str]) -> str:
-    """`text` with every include replaced, once, by the file that it names."""
+    """Return `text` with the first include of each file replaced by that file."""
 
-    def included(match: re.Match[str]) -> str:
+    def replacement(match: re.Match[str]) -> str:
         name = match.group(1)
         if name in seen:
             return ""
         seen.add(name)
         return _resolve(_text(name), seen)
 
-    return _INCLUDE.sub(included, text)
+    return _INCLUDE.sub(replacement, text)
 
 
 def _text(name: str) -> str:

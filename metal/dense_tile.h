@@ -1,14 +1,14 @@
-// The product of up to 32 rows with 8 * NT columns of a dense matrix, as the share of one
-// simdgroup: the blocks slice, slice + slices, slice + 2 * slices, ... of 32 values of K.
+// Product of up to 32 rows and 8 * NT columns of a dense matrix, for the part of K of one
+// simdgroup: the blocks slice, slice + slices, slice + 2 * slices, ... of 32 values each.
 //
-// Operands and the order of K are those of quantized_tile.h with blocks of 32: the weights
-// are the left matrix, slot k of multiply j is value 4 * k + j of the block, so a lane reads
-// 8 neighbouring weights per column tile and 4 neighbouring values of each row of x. The
-// last block may be short; what lies past K counts as zero and is not read.
+// Operands and the order of K are those of quantized_tile.h with blocks of 32. The weights are
+// the left matrix, and slot k of multiply j is value 4 * k + j of the block. A lane then reads
+// 8 adjacent weights per column tile and 4 adjacent values of each row of x. The last block may
+// be short; values past K count as zero and are not read.
 
 #include "matrix_lane.h"
 
-// COUNT values from `from`, of which the first `available` exist.
+// Loads COUNT values from `from`; values from `available` on are zero and are not read.
 template <int COUNT, typename T>
 inline void load_run(const device T* from, int available, thread T* into) {
   if (available >= COUNT) {
@@ -39,7 +39,7 @@ inline void dense_tile(
   const int row = lane_row(lane);
   const int column = lane_column(lane);
 
-  // Columns past N and rows past M repeat the last one; their results are never stored.
+  // Columns past N and rows past M repeat the last one; their results are not stored.
   const device W* w_row[NT];
   UNROLL
   for (int nt = 0; nt < NT; ++nt) {

@@ -4,9 +4,9 @@
 // w  [N, K]  W: float32, bfloat16 or float16
 // y  [M, N]  T, accumulated in float32
 //
-// A threadgroup owns 8 * NT columns and all rows, so every weight is read once whatever M is.
-// Its SLICES simdgroups share K among them and meet once, at the end. No barrier and no
-// threadgroup memory in the loop; see dense_tile.h for the operands and the order of K.
+// A threadgroup computes 8 * NT columns for all rows, so every weight is read once for any M.
+// Its SLICES simdgroups share K and add their results at the end. The loop has no barrier and
+// uses no threadgroup memory. dense_tile.h describes the operands and the order of K.
 //
 // Grid: (32 * SLICES, ceil(N / (8 * NT)), 1) threads in groups of (32 * SLICES, 1, 1).
 // Template: T, W, NT, MT = ceil(M / 8), SLICES a power of two.

@@ -1,6 +1,6 @@
-"""Rows of a block times a dense matrix, each weight read once.
+"""Product of the rows of a verified block and a dense matrix; each weight is read once.
 
-Letters: M rows, K inputs, N outputs. Kernel: dense_verify.metal.
+Shapes: M rows, K inputs, N outputs. Kernel: dense_verify.metal.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def dense_verify_reference(x: mx.array, w: mx.array) -> mx.array:
 
 
 def dense_verify_refusal(x: mx.array, w: mx.array) -> str | None:
-    """Why the kernel cannot take these inputs, or None."""
+    """Return why the kernel does not support these inputs, or None."""
     return first_reason(_reasons(x, w))
 
 
@@ -46,7 +46,7 @@ def dense_verify(
 ) -> mx.array:
     """Return x [M, K] times w [N, K], transposed: [M, N] in x's dtype.
 
-    Raises BadRequest with the refusal reason for inputs that the kernel cannot take.
+    Raises BadRequest for inputs that the kernel does not support.
     """
     refuse("dense_verify", dense_verify_refusal(x, w))
     if device is None:
@@ -58,7 +58,7 @@ def dense_verify(
 
 
 def dense_launch(x: mx.array, w: mx.array, geometry: MatrixGeometry) -> Launch:
-    """The launch for inputs that are known to fit; nothing is checked here."""
+    """Return the launch for supported inputs, without checking them."""
     return Launch(KERNEL, (x, w), *_plan(x.dtype, w.dtype, x.shape[0], w.shape[0], geometry))
 
 
@@ -91,7 +91,7 @@ def _reasons(x: mx.array, w: mx.array) -> Iterator[str | None]:
 
 
 def weight_reasons(w: mx.array, inputs: int) -> Iterator[str | None]:
-    """Why a kernel cannot read `w` as a matrix of `inputs` columns, or Nones."""
+    """Yield why a kernel does not support `w` as a matrix of `inputs` columns, or None."""
     yield rank_refusal("w", w, "N K")
     yield float_refusal("w", w)
     yield shape_refusal("w", w, (w.shape[0], inputs))

@@ -1,17 +1,18 @@
-"""How the matrix kernels cut their work into threadgroups."""
+"""How the matrix kernels divide their work among threadgroups."""
 
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-# Fewer threadgroups than this leave cores of the smaller chips idle.
+# Threadgroups that occupy every chip up to M4 Max (40 cores) with more than one each.
 ENOUGH_THREADGROUPS: Final = 64
+# 256 threads: every pipeline limit reported for these chips allows them (384 is the lowest).
 MAX_SLICES: Final = 8
 
 
 @dataclass(frozen=True)
 class MatrixGeometry:
-    """A threadgroup owns `column_tiles` * 8 outputs; `slices` simdgroups share K."""
+    """A threadgroup computes 8 * `column_tiles` outputs; its `slices` simdgroups share K."""
 
     column_tiles: int
     slices: int
@@ -19,11 +20,11 @@ class MatrixGeometry:
 
 @cache
 def matrix_geometries(rows: int, columns: int, parts: int) -> tuple[MatrixGeometry, ...]:
-    """Geometries worth trying for M, N and K in `parts`, best guess first.
+    """Return candidate geometries for M = `rows`, N = `columns` and K in `parts`, best guess first.
 
-    The guess: as many columns per threadgroup as registers hold results for, halved while
-    there are too few threadgroups; as many simdgroups as K has parts, at most 8 (256
-    threads). Then the other widths, then fewer threads for pipelines that refuse 256.
+    The first has as many columns per threadgroup as registers hold results for, halved while
+    there are too few threadgroups, and one simdgroup per part of K, at most 8. Then follow the
+    other column counts, then fewer threads for pipelines with a lower limit.
     """
     widest = 4 if rows <= 16 else 2
     guess = widest

@@ -1,6 +1,6 @@
 """DFlash 2's grouped dynamic causal convolution over a block.
 
-Letters: B rows, C channels, O taps, G channels per group. Kernel: grouped_conv.metal.
+Shapes: B rows, C channels, O kernel size, G channels per group. Kernel: grouped_conv.metal.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from dflash_mlx.metal.refusal import (
 )
 
 THREADS: Final = 256
-MAX_TAPS: Final = 8
+MAX_KERNEL_SIZE: Final = 8
 
 KERNEL: Final = read_kernel("grouped_conv", ("x", "base", "change"), ("y",))
 
@@ -26,22 +26,22 @@ KERNEL: Final = read_kernel("grouped_conv", ("x", "base", "change"), ("y",))
 def grouped_conv_reference(x: mx.array, base: mx.array, change: mx.array) -> mx.array:
     """Convolve x [B, C] with base [O, C] + change [B, O, C / G], in float32: [B, C].
 
-    Tap o of row t looks at row t - o; there is nothing before row 0.
+    Kernel position o of row t reads row t - o. Rows before row 0 are zero.
     """
     rows, channels = x.shape
-    taps = base.shape[0]
+    kernel_size = base.shape[0]
     per_channel = mx.repeat(change.astype(mx.float32), channels // change.shape[2], axis=2)
     coefficients = base.astype(mx.float32) + per_channel
-    padded = mx.concatenate([mx.zeros((taps - 1, channels)), x.astype(mx.float32)])
+    padded = mx.concatenate([mx.zeros((kernel_size - 1, channels)), x.astype(mx.float32)])
     y = mx.zeros((rows, channels))
-    for tap in range(taps):
-        start = taps - 1 - tap
-        y = y + coefficients[:, tap] * padded[start : start + rows]
+    for position in range(kernel_size):
+        start = kernel_size - 1 - position
+        y = y + coefficients[:, position] * padded[start : start + rows]
     return y.astype(x.dtype)
 
 
 def grouped_conv_refusal(x: mx.array, base: mx.array, change: mx.array) -> str | None:
-    """Why the kernel cannot take these inputs, or None."""
+    """Return why the kernel does not support these inputs, or None."""
     return first_reason(_reasons(x, base, change))
 
 
@@ -50,7 +50,7 @@ def grouped_conv(
 ) -> mx.array:
     """Convolve x [B, C] with base [O, C] + change [B, O, C / G], summed in float32: [B, C].
 
-    Raises BadRequest with the refusal reason for inputs that the kernel cannot take.
+    Raises BadRequest for inputs that the kernel does not support.
     """
     refuse("grouped_conv", grouped_conv_refusal(x, base, change))
     if device is None:
@@ -59,7 +59,7 @@ def grouped_conv(
 
 
 def launch_conv(x: mx.array, base: mx.array, change: mx.array, *, device: Device) -> mx.array:
-    """`grouped_conv` of inputs that are known to fit; nothing is checked here."""
+    """Return `grouped_conv` of supported inputs, without checking them."""
     channels = x.shape[1]
     launch = Launch(
         kernel=KERNEL,
@@ -67,7 +67,7 @@ def launch_conv(x: mx.array, base: mx.array, change: mx.array, *, device: Device
         template=(
             ("T", x.dtype),
             ("W", base.dtype),
-            ("TAPS", base.shape[0]),
+            ("KERNEL_SIZE", base.shape[0]),
             ("GROUP", channels // change.shape[2]),
         ),
         grid=(-(-channels // THREADS) * THREADS, 1, 1),
@@ -86,12 +86,12 @@ def _reasons(x: mx.array, base: mx.array, change: mx.array) -> Iterator[str | No
     for name, array in (("x", x), ("base", base), ("change", change)):
         yield float_refusal(name, array)
     rows, channels = x.shape
-    taps, groups = base.shape[0], change.shape[2]
-    if not 1 <= taps <= MAX_TAPS:
-        yield f"{taps} taps; 1 to {MAX_TAPS} are needed"
-    yield shape_refusal("base", base, (taps, channels))
-    yield shape_refusal("change", change, (rows, taps, groups))
+    kernel_size, groups = base.shape[0], change.shape[2]
+    if not 1 <= kernel_size <= MAX_KERNEL_SIZE:
+        yield f"the kernel size is {kernel_size}; 1 to {MAX_KERNEL_SIZE} is needed"
+    yield shape_refusal("base", base, (kernel_size, channels))
+    yield shape_refusal("change", change, (rows, kernel_size, groups))
     if change.dtype != x.dtype:
         yield f"change is {change.dtype} and x {x.dtype}; one type is needed"
     if groups < 1 or channels % groups:
-        yield f"{groups} groups of {channels} channels; a divisor is needed"
+        yield f"{groups} groups for {channels} channels; a divisor of the channels is needed"

@@ -1,17 +1,17 @@
-// head_argmax: the language-model head straight to the COUNT best tokens of every row and the
-// sum of exponentials of its logits; the logits themselves are never written.
+// head_argmax: the COUNT best tokens of every row of a language-model head, and the sum of
+// exponentials of its logits. The logits are not written to memory.
 //
 // x        [M, K]              T: float32, bfloat16 or float16
 // w        [N, K * BITS / 32]  uint32 if QUANTIZED, else [N, K] S
 // scales, biases [N, K / GROUP] S if QUANTIZED, else unused
 // factors  [2]                 float32: factor on the logits, soft cap (used if CAPPED)
-// values   [STRIPS, M, COUNT]  float32, best first; -3e38 where there is nothing
+// values   [STRIPS, M, COUNT]  float32, best first; -3e38 for an empty place
 // ids      [STRIPS, M, COUNT]  int32, the columns of `values`
-// masses   [STRIPS, M, 2]      float32: greatest logit, sum of exp(logit - greatest)
+// masses   [STRIPS, M, 2]      float32: largest logit, sum of exp(logit - largest)
 //
-// A threadgroup owns a strip of columns and walks it in tiles of 8 * NT. Within a tile its
-// SLICES simdgroups share K as in quantized_verify; then each keeps the best lists of its own
-// rows, one list spread over the lanes (best_list.h). Every weight is read once.
+// A threadgroup computes a strip of columns in tiles of 8 * NT. Within a tile its SLICES
+// simdgroups share K as in quantized_verify. Then each updates the best lists of its own rows,
+// one list spread over the lanes (best_list.h). Every weight is read once.
 //
 // Grid: (32 * SLICES, STRIPS, 1) threads in groups of (32 * SLICES, 1, 1).
 // Template: T, S, QUANTIZED, BITS, GROUP, KB, NT <= 4, MT = ceil(M / 8), SLICES a power of

@@ -1,7 +1,7 @@
-"""The language-model head straight to its best tokens, without writing the logits.
+"""Fused language-model head: returns the best tokens without writing the logits.
 
-Letters: M rows, K hidden size, N vocabulary, C best tokens per row. Kernels:
-head_argmax.metal, joined by head_merge.metal.
+Shapes: M rows, K hidden size, N vocabulary, C best tokens per row. Kernels:
+head_argmax.metal, then head_merge.metal.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,8 @@ from dflash_mlx.metal.refusal import (
 )
 
 MAX_ROWS: Final = 32
-# Enough threadgroups to fill every chip, few enough that their lists stay far below the logits.
+# At least three threadgroups per core of an M3 Ultra (80 cores). Their lists are small
+# next to the logits: 256 strips of 2 tokens for a vocabulary of 151,936.
 MAX_STRIPS: Final = 256
 
 KERNEL: Final = read_kernel(
@@ -37,9 +38,9 @@ KERNEL: Final = read_kernel(
 
 @dataclass(frozen=True)
 class Head:
-    """A language-model head: weight [N, K], then logits * `scale`, then the soft cap.
+    """A language-model head: weight [N, K], logits times `scale`, then the soft cap.
 
-    The cap turns a logit into cap * tanh(logit / cap).
+    The soft cap maps a logit to cap * tanh(logit / cap).
     """
 
     weight: mx.array | QuantizedWeight
@@ -48,16 +49,16 @@ class Head:
 
 
 def head_argmax_reference(x: mx.array, head: Head, count: int) -> BestTokens:
-    """The `count` best tokens of rows x [M, K]; logits are float32 throughout."""
+    """Return the `count` best tokens of rows x [M, K], with logits in float32."""
     logits = head_logits(x.astype(mx.float32), head)
-    # A stable sort puts equal logits in the order of their ids.
+    # A stable sort keeps equal logits in the order of their ids.
     tokens = mx.argsort(-logits, axis=-1)[:, :count].astype(mx.int32)
     best = mx.take_along_axis(logits, tokens, axis=-1)
     return BestTokens(tokens, best, mx.logsumexp(logits, axis=-1))
 
 
 def head_logits(x: mx.array, head: Head) -> mx.array:
-    """Logits [M, N] of rows x [M, K], in x's dtype."""
+    """Return the logits [M, N] of rows x [M, K], in x's dtype."""
     if isinstance(head.weight, QuantizedWeight):
         logits = quantized_verify.quantized_verify_reference(x, head.weight)
     else:
@@ -67,7 +68,7 @@ def head_logits(x: mx.array, head: Head) -> mx.array:
 
 
 def head_argmax_refusal(x: mx.array, head: Head, count: int) -> str | None:
-    """Why the kernel cannot take these inputs, or None."""
+    """Return why the kernel does not support these inputs, or None."""
     return first_reason(_reasons(x, head, count))
 
 
@@ -79,10 +80,10 @@ def head_argmax(
     device: Device | None = DEFAULT_DEVICE,
     geometry: MatrixGeometry | None = None,
 ) -> BestTokens:
-    """The `count` best tokens of rows x [M, K], their logits, and log-sum-exp of all logits.
+    """Return the `count` best tokens of rows x [M, K], and the log-sum-exp of all logits.
 
-    Two is the argmax and the runner-up. Raises BadRequest with the refusal reason for inputs
-    that the kernel cannot take.
+    Two tokens are the argmax and the runner-up. Raises BadRequest for inputs that the kernel
+    does not support.
     """
     refuse("head_argmax", head_argmax_refusal(x, head, count))
     if device is None:
@@ -93,7 +94,7 @@ def head_argmax(
 
 
 def head_geometries(x: mx.array, head: Head) -> tuple[MatrixGeometry, ...]:
-    """Geometries worth trying, best guess first."""
+    """Return candidate geometries, best guess first."""
     if isinstance(head.weight, QuantizedWeight):
         columns, part = head.weight.packed.shape[0], head.weight.group_size
     else:
@@ -148,6 +149,7 @@ def _reasons(x: mx.array, head: Head, count: int) -> Iterator[str | None]:
         yield from dense_verify.weight_reasons(head.weight, x.shape[1])
         vocabulary = head.weight.shape[0]
     if not 1 <= count <= min(MAX_COUNT, vocabulary):
-        yield f"the best {count} of {vocabulary} tokens; 1 to {MAX_COUNT}, at most all, are needed"
+        most = min(MAX_COUNT, vocabulary)
+        yield f"count is {count} for {vocabulary} tokens; 1 to {most} is needed"
     if head.cap is not None and not head.cap > 0:
-        yield f"a soft cap of {head.cap}; a positive one, or None, is needed"
+        yield f"the soft cap is {head.cap}; a positive number or None is needed"

@@ -1,13 +1,13 @@
-// head_merge: joins the strips of head_argmax.
+// head_merge: merges the strips of head_argmax.
 //
 // values  [STRIPS, M, COUNT]  float32, best first
 // ids     [STRIPS, M, COUNT]  int32
-// masses  [STRIPS, M, 2]      float32: greatest logit, sum of exp(logit - greatest)
+// masses  [STRIPS, M, 2]      float32: largest logit, sum of exp(logit - largest)
 // logits       [M, COUNT]     float32, best first
 // tokens       [M, COUNT]     int32
 // log_sum_exp  [M]            float32
 //
-// A threadgroup per row; its simdgroups share the strips, the first one joins their lists.
+// One threadgroup per row. Its simdgroups share the strips; the first one merges their lists.
 // Grid: (32 * SIMDS, M, 1) threads in groups of (32 * SIMDS, 1, 1).
 // Template: COUNT <= 32, SIMDS <= 32.
 // Threadgroup memory: 8 * SIMDS * COUNT bytes.

@@ -1,6 +1,6 @@
-"""Joining the strips of `head_argmax`. Kernel: head_merge.metal.
+"""Merges the strips of `head_argmax`. Kernel: head_merge.metal.
 
-Letters: S strips of the vocabulary, M rows, C best tokens per row.
+Shapes: S strips of the vocabulary, M rows, C best tokens per row.
 """
 
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ KERNEL: Final = read_kernel(
 
 @dataclass(frozen=True)
 class Strips:
-    """What every strip saw: values and ids [S, M, C] best first, masses [S, M, 2].
+    """Results of the strips: values and ids [S, M, C], best first, and masses [S, M, 2].
 
-    A mass is the greatest logit and the sum of exp(logit - greatest).
+    A mass is the largest logit and the sum of exp(logit - largest).
     """
 
     values: mx.array
@@ -33,7 +33,7 @@ class Strips:
 
 @dataclass(frozen=True)
 class BestTokens:
-    """The best tokens of every row, best first; equal logits go to the lower token id.
+    """The best tokens of every row, best first; of equal logits the lower token id comes first.
 
     `tokens` int32 [M, C], `logits` float32 [M, C], `log_sum_exp` float32 [M] over all logits.
     """
@@ -44,25 +44,25 @@ class BestTokens:
 
 
 def head_merge_reference(strips: Strips) -> BestTokens:
-    """The best tokens of all strips."""
+    """Return the best tokens of all strips."""
     _, rows, count = strips.values.shape
     values = strips.values.swapaxes(0, 1).reshape(rows, -1)
     ids = strips.ids.swapaxes(0, 1).reshape(rows, -1)
-    # A stable sort by value of what is sorted by id: equal values keep the lower id first.
+    # Sorting by id first makes the stable sort by value keep the lower id first.
     by_id = mx.argsort(ids, axis=-1)
     values, ids = (mx.take_along_axis(a, by_id, axis=-1) for a in (values, ids))
     order = mx.argsort(-values, axis=-1)[:, :count]
     top, total = strips.masses[..., 0], strips.masses[..., 1]
-    greatest = top.max(axis=0)
+    largest = top.max(axis=0)
     return BestTokens(
         mx.take_along_axis(ids, order, axis=-1),
         mx.take_along_axis(values, order, axis=-1),
-        greatest + mx.log((total * mx.exp(top - greatest)).sum(axis=0)),
+        largest + mx.log((total * mx.exp(top - largest)).sum(axis=0)),
     )
 
 
 def head_merge_refusal(strips: Strips) -> str | None:
-    """Why the kernel cannot take `strips`, or None."""
+    """Return why the kernel does not support `strips`, or None."""
     return first_reason(
         (
             rank_refusal("values", strips.values, "S M C"),
@@ -73,9 +73,9 @@ def head_merge_refusal(strips: Strips) -> str | None:
 
 
 def head_merge(strips: Strips, *, device: Device | None = DEFAULT_DEVICE) -> BestTokens:
-    """The best tokens of all strips.
+    """Return the best tokens of all strips.
 
-    Raises BadRequest with the refusal reason for strips that the kernel cannot take.
+    Raises BadRequest for strips that the kernel does not support.
     """
     refuse("head_merge", head_merge_refusal(strips))
     if device is None:

@@ -1,8 +1,8 @@
-// Reading values of 2, 3, 4, 5, 6 or 8 bits from a row of packed weights.
+// Unpacks values of 2, 3, 4, 5, 6 or 8 bits from a row of packed weights.
 //
-// MLX packs a row as one little-endian stream of bits, so value i of a run occupies the bits
+// MLX packs a row as one little-endian stream of bits: value i of a run is the bits
 // [BITS * i, BITS * (i + 1)). A lane reads runs of 8 or 16 values that start on a byte. The
-// unit of reading is the widest one that every run of this width is a multiple of.
+// unit of a load is the widest type whose size divides every run of this bit width.
 
 template <int BITS>
 struct packed_unit {
@@ -25,7 +25,7 @@ struct packed_unit<8> {
   typedef uint type;
 };
 
-// Value i of the run held in `units`; i is a constant wherever the loops are unrolled.
+// Returns value i of the run in `units`. After unrolling, i is a constant.
 template <int BITS, typename U>
 inline float packed_value(const thread U* units, int i) {
   constexpr int UNIT_BITS = 8 * sizeof(U);

@@ -1,18 +1,18 @@
-// The product of up to 32 rows with 8 * NT columns of an affine-quantized matrix, as the
-// share of one simdgroup: the groups slice, slice + slices, slice + 2 * slices, ... of K.
+// Product of up to 32 rows and 8 * NT columns of an affine-quantized matrix, for the part of K
+// of one simdgroup: the groups slice, slice + slices, slice + 2 * slices, ...
 //
-// Operands. The weights are the left matrix and the rows of x the right one, so a fragment
-// of the result holds, for each lane, one weight column n = lane_row and two rows of x,
-// m = lane_column and the next. That way a lane needs one scale and one bias per fragment.
+// Operands: the weights are the left matrix and the rows of x the right one. Each lane of a
+// result fragment then holds one weight column, n = lane_row, and two rows of x, m = lane_column
+// and the next. It needs one scale and one bias per fragment.
 //
-// Order of K. A product does not care in which order K is walked if both sides agree. In a
-// block of KB values, slot k of the multiply number j stands for value (KB / 8) * k + j.
-// Then the KB / 4 weights that a lane feeds into the left matrices of a block lie next to
-// each other in memory, and so do the KB / 8 values of x that it feeds into the right ones.
-// Each packed weight is read by exactly one lane and unpacked once, for all rows.
+// Order of K: the product is the same for every order of K that both operands share. In a block
+// of KB values, slot k of multiply j is value (KB / 8) * k + j. The KB / 4 weights that a lane
+// needs for the left matrices of a block are then adjacent in memory, and so are the KB / 8
+// values of x for the right ones. Each packed weight is read by one lane and unpacked once for
+// all rows.
 //
-// Scales. With w = s * q + b, the multiplies take the integers q and the group is finished
-// with s * sum(q * x) + b * sum(x), where the 8 lanes of a column add up sum(x) once.
+// Scales: with w = s * q + b, the multiplies use the integers q. Each group ends with
+// s * sum(q * x) + b * sum(x); the 8 lanes of a column compute sum(x) once.
 
 #include "matrix_lane.h"
 #include "packed_values.h"
@@ -38,7 +38,7 @@ inline void quantized_tile(
   const int column = lane_column(lane);
   const int groups = K / GROUP;
 
-  // Columns past N and rows past M repeat the last one; their results are never stored.
+  // Columns past N and rows past M repeat the last one; their results are not stored.
   const device U* w_row[NT];
   long scale_row[NT];
   UNROLL

@@ -6,17 +6,17 @@
 // biases  [N, K / GROUP]      S
 // y       [M, N]              T, accumulated in float32
 //
-// A threadgroup owns 8 * NT columns and all rows, so every weight is read once whatever M is.
-// Its SLICES simdgroups share K among them and meet once, at the end. No barrier and no
-// threadgroup memory in the loop; see quantized_tile.h for the operands and the order of K.
+// A threadgroup computes 8 * NT columns for all rows, so every weight is read once for any M.
+// Its SLICES simdgroups share K and add their results at the end. The loop has no barrier and
+// uses no threadgroup memory. quantized_tile.h describes the operands and the order of K.
 //
 // Grid: (32 * SLICES, ceil(N / (8 * NT)), 1) threads in groups of (32 * SLICES, 1, 1).
 // Template: T, S, BITS 2 3 4 5 6 8, GROUP 32 64 128, KB 32 or 64 (a divisor of GROUP),
 // NT, MT = ceil(M / 8), SLICES a power of two.
 // Threadgroup memory: 128 * NT * MT * SLICES bytes, at most 8 KB in the shipped geometries.
 //
-// Source: written for this project. That weights can go from packed words straight into the
-// left operand of a simdgroup multiply was first seen in mlx-dspark (0.20.3, skinny_qmm).
+// Source: written for this project. Unpacking weights directly into the left operand of a
+// simdgroup multiply is an idea of mlx-dspark (0.20.3, skinny_qmm).
 
 #include "quantized_tile.h"
 #include "slice_sum.h"

@@ -1,6 +1,7 @@
-"""Rows of a block times an affine-quantized matrix, each weight read once.
+"""Product of the rows of a verified block and an affine-quantized matrix.
 
-Letters: M rows, K inputs, N outputs, G values per group. Kernel: quantized_verify.metal.
+Each weight is read once. Shapes: M rows, K inputs, N outputs, G values per group.
+Kernel: quantized_verify.metal.
 """
 
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ KERNEL: Final = read_kernel("quantized_verify", ("x", "w", "scales", "biases"), 
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """One matrix [N, K] as `mx.quantize` returns it in affine mode.
+    """A matrix [N, K] in the affine format of `mx.quantize`.
 
     `packed` is uint32 [N, K * bits / 32]; `scales` and `biases` are [N, K / group_size].
     """
@@ -46,7 +47,7 @@ class QuantizedWeight:
 def quantized_verify_reference(x: mx.array, weight: QuantizedWeight) -> mx.array:
     """Return x [M, K] times the dequantized weight, transposed: [M, N] in x's dtype.
 
-    The weight is expanded and the product accumulated in float32.
+    The weight is dequantized and the product accumulated in float32.
     """
     full = mx.dequantize(
         weight.packed,
@@ -59,7 +60,7 @@ def quantized_verify_reference(x: mx.array, weight: QuantizedWeight) -> mx.array
 
 
 def quantized_verify_refusal(x: mx.array, weight: QuantizedWeight) -> str | None:
-    """Why the kernel cannot take these inputs, or None."""
+    """Return why the kernel does not support these inputs, or None."""
     return first_reason(_reasons(x, weight))
 
 
@@ -72,7 +73,7 @@ def quantized_verify(
 ) -> mx.array:
     """Return x [M, K] times the dequantized weight, transposed: [M, N] in x's dtype.
 
-    Raises BadRequest with the refusal reason for inputs that the kernel cannot take.
+    Raises BadRequest for inputs that the kernel does not support.
     """
     refuse("quantized_verify", quantized_verify_refusal(x, weight))
     if device is None:
@@ -85,7 +86,7 @@ def quantized_verify(
 
 
 def quantized_launch(x: mx.array, weight: QuantizedWeight, geometry: MatrixGeometry) -> Launch:
-    """The launch for inputs that are known to fit; nothing is checked here."""
+    """Return the launch for supported inputs, without checking them."""
     plan = _plan(
         x.dtype,
         weight.scales.dtype,
@@ -128,9 +129,9 @@ def _plan(
 
 
 def block_of(rows: int, group_size: int) -> int:
-    """Values of K that a simdgroup reads at a time.
+    """Return the number of values of K that a simdgroup reads at a time.
 
-    Above 16 rows, 64 values of each row would not fit beside the results in registers.
+    Above 16 rows, 64 values of each row do not fit in registers together with the results.
     """
     return 64 if rows <= 16 and group_size >= 64 else 32
 
@@ -143,14 +144,14 @@ def _reasons(x: mx.array, weight: QuantizedWeight) -> Iterator[str | None]:
 
 
 def weight_reasons(weight: QuantizedWeight, inputs: int) -> Iterator[str | None]:
-    """Why a kernel cannot read `weight` as a matrix of `inputs` columns, or Nones."""
+    """Yield why a kernel does not support `weight` with `inputs` columns, or None."""
     group, bits = weight.group_size, weight.bits
     if bits not in BITS:
-        yield f"weights of {bits} bits; one of {BITS} is needed"
+        yield f"weights have {bits} bits; one of {BITS} is needed"
     if group not in GROUPS:
-        yield f"groups of {group} values; one of {GROUPS} is needed"
+        yield f"group_size is {group}; one of {GROUPS} is needed"
     if inputs % group:
-        yield f"K is {inputs}; a multiple of the group, {group}, is needed"
+        yield f"K is {inputs}; a multiple of the group size, {group}, is needed"
     yield rank_refusal("w", weight.packed, "N K*bits/32")
     if weight.packed.dtype != mx.uint32:
         yield f"w is {weight.packed.dtype}; uint32 is needed"
@@ -160,6 +161,7 @@ def weight_reasons(weight: QuantizedWeight, inputs: int) -> Iterator[str | None]
         yield float_refusal(name, array)
         yield shape_refusal(name, array, (outputs, inputs // group))
     if weight.scales.dtype != weight.biases.dtype:
-        yield f"scales are {weight.scales.dtype} and biases {weight.biases.dtype}; one type needed"
+        types = f"scales are {weight.scales.dtype} and biases {weight.biases.dtype}"
+        yield f"{types}; one type is needed"
     yield size_refusal("w", weight.packed)
     yield size_refusal("scales", weight.scales)

@@ -1,9 +1,9 @@
-// Adding up the tiles of simdgroups that each walked their own slice of K.
+// Adds the tiles of simdgroups that each computed their own part of K.
 //
 // `shared` holds HALF = max(1, SLICES / 2) tiles of [8 * MT rows, 8 * NT columns] floats.
-// The upper half of the slices writes, the lower half adds in place, and `slice_sum` reads
-// an element of what is left: always the same order, so always the same bits. All threads
-// of the threadgroup call `share_slices`; when it returns the tiles are complete.
+// The upper half of the slices writes, the lower half adds in place, and `slice_sum` adds the
+// remaining tiles. The order is fixed, so equal inputs give equal bits. All threads of the
+// threadgroup call `share_slices`; when it returns, the tiles are complete.
 
 #include "matrix_lane.h"
 
@@ -38,7 +38,7 @@ inline void share_slices(
   }
 }
 
-// Element `at` = row * (8 * NT) + column of the summed tile.
+// Returns element `at` = row * (8 * NT) + column of the sum of all slices.
 template <int SLICES, int NT, int MT>
 inline float slice_sum(const threadgroup float* shared, int at) {
   constexpr int HALF = SLICES > 1 ? SLICES / 2 : 1;

@@ -1,6 +1,6 @@
-"""Contests of kernels with one geometry: gated delta, convolution, walk.
+"""Tuning cases of the DFlash 2 kernels, which have one geometry each: convolution and path.
 
-What stock MLX does instead is handed in where it is another package's kernel.
+The MLX operations to compare with are an argument of the convolution case.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -10,15 +10,13 @@ import mlx.core as mx
 
 from dflash_mlx.metal.attention_cases import difference
 from dflash_mlx.metal.build import Device, Kernel
-from dflash_mlx.metal.candidate_walk import KERNEL as WALK
-from dflash_mlx.metal.candidate_walk import (
+from dflash_mlx.metal.candidate_path import KERNEL as PATH
+from dflash_mlx.metal.candidate_path import (
     CandidateRows,
     Codebooks,
-    candidate_walk,
-    candidate_walk_reference,
+    candidate_path,
+    candidate_path_reference,
 )
-from dflash_mlx.metal.delta_verify import KERNEL as DELTA
-from dflash_mlx.metal.delta_verify import DeltaRows, delta_verify, delta_verify_reference
 from dflash_mlx.metal.grouped_conv import KERNEL as CONV
 from dflash_mlx.metal.grouped_conv import grouped_conv, grouped_conv_reference
 from dflash_mlx.metal.matrix_cases import chain, dtype_name
@@ -27,36 +25,7 @@ from dflash_mlx.metal.tuning_case import TuningCase
 
 @dataclass(frozen=True)
 class OneGeometry:
-    """The only way in which a kernel cuts its work."""
-
-
-def delta_case(
-    rows: DeltaRows,
-    state: mx.array,
-    stock: Callable[[DeltaRows, mx.array], mx.array],
-    device: Device,
-) -> TuningCase[OneGeometry]:
-    """A block through one layer; `stock` returns the outputs that another kernel gives."""
-
-    def results(rows: DeltaRows) -> Sequence[mx.array]:
-        run = delta_verify(rows, state, device=device)
-        return run.y, run.tape, run.after
-
-    def truths(rows: DeltaRows) -> Sequence[mx.array]:
-        run = delta_verify_reference(rows, state)
-        return run.y.astype(mx.float32), run.tape, run.after
-
-    fewer = DeltaRows(*(getattr(rows, name)[:, :1] for name in rows.__annotations__))
-    kind = dtype_name(rows.v.dtype)
-    shape = f"state {list(state.shape[1:])}, {rows.q.shape[1]} rows of {kind}"
-    return _contest(
-        DELTA,
-        shape,
-        lambda: _first_wrong((results(some), truths(some)) for some in (rows, fewer)),
-        rows.q,
-        lambda q: delta_verify(replace(rows, q=q), state, device=device).y,
-        lambda q: stock(replace(rows, q=q), state),
-    )
+    """The single geometry of a kernel without tuning parameters."""
 
 
 def conv_case(
@@ -66,16 +35,17 @@ def conv_case(
     stock: Callable[[mx.array, mx.array, mx.array], mx.array],
     device: Device,
 ) -> TuningCase[OneGeometry]:
-    """A block [B, C] through one convolution; `stock` is the same in MLX operations."""
+    """Return the case of a block [B, C] in one convolution; `stock` computes it with MLX."""
 
     def check() -> str | None:
         wide = x.astype(mx.float32)
         truth = grouped_conv_reference(wide, base, change)
         return _first_wrong([([grouped_conv(x, base, change, device=device)], [truth])])
 
-    return _contest(
+    return _case(
         CONV,
-        f"{list(x.shape)} {dtype_name(x.dtype)} x {base.shape[0]} taps, {change.shape[2]} groups",
+        f"{list(x.shape)} {dtype_name(x.dtype)}, kernel size {base.shape[0]}, "
+        f"{change.shape[2]} groups",
         check,
         x,
         lambda row: grouped_conv(row, base, change, device=device),
@@ -83,31 +53,31 @@ def conv_case(
     )
 
 
-def walk_case(
+def path_case(
     anchor: mx.array, rows: CandidateRows, books: Codebooks, device: Device
 ) -> TuningCase[OneGeometry]:
-    """A greedy walk over one block."""
+    """Return the case of a greedy path over one block."""
     noise = mx.zeros(rows.unary.shape)
 
     def check() -> str | None:
-        ours = candidate_walk(anchor, rows, books, 0.0, noise, device=device)
-        truth = candidate_walk_reference(anchor, rows, books, 0.0, noise)
+        ours = candidate_path(anchor, rows, books, 0.0, noise, device=device)
+        truth = candidate_path_reference(anchor, rows, books, 0.0, noise)
         if not mx.array_equal(ours.tokens, truth.tokens):
             return "another token is chosen"
         return _first_wrong([([ours.log_probs], [truth.log_probs])])
 
     def stock(unary: mx.array) -> mx.array:
-        walked = replace(rows, unary=unary)
-        return candidate_walk_reference(anchor, walked, books, 0.0, noise).log_probs
+        changed = replace(rows, unary=unary)
+        return candidate_path_reference(anchor, changed, books, 0.0, noise).log_probs
 
-    return _contest(
-        WALK,
+    return _case(
+        PATH,
         f"{list(rows.candidates.shape)} candidates, rank {rows.projected.shape[1]} "
         f"{dtype_name(books.before.dtype)}",
         check,
         rows.unary,
         lambda unary: (
-            candidate_walk(
+            candidate_path(
                 anchor, replace(rows, unary=unary), books, 0.0, noise, device=device
             ).log_probs
         ),
@@ -115,7 +85,7 @@ def walk_case(
     )
 
 
-def _contest(
+def _case(
     kernel: Kernel,
     shape: str,
     check: Callable[[], str | None],
@@ -137,7 +107,7 @@ def _contest(
 def _first_wrong(
     pairs: Iterable[tuple[Sequence[mx.array], Sequence[mx.array]]],
 ) -> str | None:
-    """The first difference between results and their truths, or None."""
+    """Return the first difference between results and expected arrays, or None."""
     for results, truths in pairs:
         for result, truth in zip(results, truths, strict=True):
             wrong = difference(result, truth)

@@ -1,4 +1,4 @@
-"""One kernel at one shape, to be checked and timed against stock MLX."""
+"""A tuning case: one kernel at one shape, to be checked and timed against stock MLX."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ class TuningCase(Generic[Geometry]):
     """One kernel at one shape. `candidates` are dataclasses of ints, best guess first.
 
     `check` compares one candidate with the reference and returns what is wrong, or None.
-    `ours` and `stock` build chains of that many steps, each depending on the one before, so
-    that steps cannot overlap; the weights change from step to step, so that none stay in a
-    cache that a model would have flushed.
+    `ours` and `stock` build chains of the given number of steps. Each step depends on the one
+    before, so steps cannot overlap. The weights change from step to step, so they do not stay
+    in a cache that a whole model would overflow.
     """
 
     kernel: str
@@ -29,5 +29,5 @@ class TuningCase(Generic[Geometry]):
 
     @property
     def key(self) -> str:
-        """Names the question; a changed kernel is another question."""
+        """The name under which the result is stored; it changes with the kernel source."""
         return f"{self.kernel} {self.source_hash} {self.shape}"

@@ -1,2 +1,2 @@
-// Arrays live in registers only while every index into them is a constant.
+// An array stays in registers only if every index into it is a constant after unrolling.
 #define UNROLL _Pragma("clang loop unroll(full)")

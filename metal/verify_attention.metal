@@ -1,4 +1,4 @@
-// verify_attention: the last M positions attend to all L keys of a cache, each KV head read
+// verify_attention: the last M positions attend to the L keys of a cache. Each KV head is read
 // once for all its query heads and rows.
 //
 // q      [1, HQ, M, D]  T: float32, bfloat16 or float16; any strides
@@ -8,8 +8,8 @@
 //        score (base 2) and the sum of weights, for attention_merge;
 //        or, if DIRECT (one split), [1, HQ, M, D] T, finished
 //
-// Row i is at position L - M + i: it sees the keys up to itself and, if WINDOW > 0, only the
-// last WINDOW of those. Keys that no row sees are not read.
+// Row i is at position L - M + i. It attends to the keys up to that position and, if WINDOW > 0,
+// only to the last WINDOW of them. Keys that are hidden from all rows are not read.
 //
 // Grid: (32 * SIMDS, HK * row blocks, SPLITS) threads in groups of (32 * SIMDS, 1, 1). A row
 // block is 8 * RT * SIMDS of the M * HQ / HK rows of a KV head; with one block, K and V are
@@ -54,11 +54,11 @@ for (int rt = 0; rt < RT; ++rt) {
       rows, rt, q + q_head * q_strides[1] + (row_of[rt] % M) * q_strides[2], q_strides[3], lane);
 }
 
-// Whole blocks of keys, dealt to the splits in order.
-const int first_seen = WINDOW > 0 ? max(0, L - M - WINDOW + 1) : 0;
-const int blocks = (L - first_seen + KEYS - 1) / KEYS;
+// Each split takes a run of whole key blocks.
+const int first_visible = WINDOW > 0 ? max(0, L - M - WINDOW + 1) : 0;
+const int blocks = (L - first_visible + KEYS - 1) / KEYS;
 const int blocks_each = (blocks + splits - 1) / splits;
-const int begin = first_seen + KEYS * blocks_each * split;
+const int begin = first_visible + KEYS * blocks_each * split;
 const int end = min(L, begin + KEYS * blocks_each);
 
 const device T* k_head = k + head * k_strides[1];

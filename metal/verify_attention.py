@@ -1,7 +1,7 @@
-"""A verified block attends to a long cache, each key read once per KV head.
+"""Attention of a verified block over a cache; each key is read once per KV head.
 
-Letters: H query heads, G KV heads, M rows, L keys, D elements per head. Kernel:
-verify_attention.metal, joined by attention_merge.metal where the keys are split.
+Shapes: H query heads, G KV heads, M rows, L keys, D elements per head. Kernel:
+verify_attention.metal, then attention_merge.metal where the keys are split.
 """
 
 from collections.abc import Iterator
@@ -35,28 +35,28 @@ KERNEL: Final = read_kernel(
 def verify_attention_reference(
     q: mx.array, k: mx.array, v: mx.array, scale: float, window: int | None = None
 ) -> mx.array:
-    """Attention [1, H, M, D] of the last M of L positions, in q's dtype, worked in float32.
+    """Return the attention [1, H, M, D] of the last M of L positions, computed in float32.
 
-    Row i, at position L - M + i, sees the keys up to itself, of these the last `window`.
+    Row i is at position L - M + i. It attends to the last `window` keys up to that position.
     """
     rows, keys = q.shape[2], k.shape[2]
     position = mx.arange(keys - rows, keys)[:, None]
     key = mx.arange(keys)[None]
-    seen = key <= position
+    visible = key <= position
     if window is not None:
-        seen = seen & (key > position - window)
-    return attend_in_float32(q, k, v, scale, seen)
+        visible = visible & (key > position - window)
+    return attend_in_float32(q, k, v, scale, visible)
 
 
 def attend_in_float32(
-    q: mx.array, k: mx.array, v: mx.array, scale: float, seen: mx.array
+    q: mx.array, k: mx.array, v: mx.array, scale: float, visible: mx.array
 ) -> mx.array:
-    """Attention [1, H, M, D] in q's dtype; `seen` [M, L] says which key a row sees."""
+    """Return the attention [1, H, M, D] in q's dtype with the mask `visible` [M, L]."""
     _, heads, rows, size = q.shape
     groups = k.shape[1]
     grouped = q.astype(mx.float32).reshape(1, groups, heads // groups, rows, size)
     scores = grouped @ k.astype(mx.float32)[:, :, None].swapaxes(-1, -2) * scale
-    weights = mx.softmax(mx.where(seen, scores, -mx.inf), axis=-1)
+    weights = mx.softmax(mx.where(visible, scores, -mx.inf), axis=-1)
     out = weights @ v.astype(mx.float32)[:, :, None]
     return out.reshape(1, heads, rows, size).astype(q.dtype)
 
@@ -64,7 +64,7 @@ def attend_in_float32(
 def verify_attention_refusal(
     q: mx.array, k: mx.array, v: mx.array, window: int | None = None
 ) -> str | None:
-    """Why the kernel cannot take these inputs, or None."""
+    """Return why the kernel does not support these inputs, or None."""
     return first_reason(_reasons(q, k, v, window))
 
 
@@ -78,11 +78,11 @@ def verify_attention(
     device: Device | None = DEFAULT_DEVICE,
     geometry: AttentionGeometry | None = None,
 ) -> mx.array:
-    """Attention [1, H, M, D] of the last M of L positions, in q's dtype.
+    """Return the attention [1, H, M, D] of the last M of L positions, in q's dtype.
 
     q is [1, H, M, D], k and v are [1, G, L, D]; views of larger caches are read in place.
-    Row i, at position L - M + i, sees the keys up to itself, of these the last `window`.
-    Raises BadRequest with the refusal reason for inputs that the kernel cannot take.
+    Row i is at position L - M + i. It attends to the last `window` keys up to that position.
+    Raises BadRequest for inputs that the kernel does not support.
     """
     refuse("verify_attention", verify_attention_refusal(q, k, v, window))
     if device is None:
@@ -102,7 +102,7 @@ def launch_verify(
     device: Device,
     geometry: AttentionGeometry,
 ) -> mx.array:
-    """`verify_attention` of inputs that are known to fit; nothing is checked here."""
+    """Return `verify_attention` of supported inputs, without checking them."""
     launch = _launch(q, k, v, scale, window or 0, geometry)
     (out,) = device.run(launch)
     if launch.grid[2] == 1:
@@ -148,24 +148,24 @@ def _reasons(q: mx.array, k: mx.array, v: mx.array, window: int | None) -> Itera
     if not 2 <= rows <= MAX_ROWS:
         yield f"q has {rows} rows; 2 to {MAX_ROWS} are needed"
     if keys < rows:
-        yield f"{keys} keys for {rows} rows; the rows' own keys are needed too"
+        yield f"{keys} keys for {rows} rows; at least {rows} are needed, the rows' own keys"
     if window is not None and window < 1:
-        yield f"a window of {window} keys; 1 or more, or None, is needed"
+        yield f"window is {window}; 1 or more, or None, is needed"
 
 
 def attention_reasons(q: mx.array, k: mx.array, v: mx.array) -> Iterator[str | None]:
-    """Why an attention kernel cannot read q, k and v, or Nones."""
+    """Yield why an attention kernel does not support q, k and v, or None."""
     for name, array, letters in (("q", q, "1 H M D"), ("k", k, "1 G L D"), ("v", v, "1 G L D")):
         yield rank_refusal(name, array, letters)
         yield float_refusal(name, array)
         yield size_refusal(name, array)
         if array.shape[0] != 1:
-            yield f"{name} holds {array.shape[0]} sequences; one at a time is needed"
+            yield f"{name} has batch size {array.shape[0]}; 1 is needed"
         if array.dtype != q.dtype:
             yield f"{name} is {array.dtype} and q {q.dtype}; one type is needed"
     heads, groups, size = q.shape[1], k.shape[1], q.shape[3]
     if size not in HEAD_SIZES:
-        yield f"heads of {size} elements; one of {HEAD_SIZES} is needed"
+        yield f"the head size is {size}; one of {HEAD_SIZES} is needed"
     if heads % groups:
         yield f"{heads} query heads for {groups} KV heads; a multiple is needed"
     yield shape_refusal("k", k, (1, groups, k.shape[2], size))

@@ -46,7 +46,7 @@ def _facts(machine: Mapping[str, Any]) -> str:
 
 def _verdict(verdict: Mapping[str, Any]) -> str:
     off = "" if verdict["on"] else " off"
-    return f'<div class="verdict{off}"><b>Verdict.</b> {escape(str(verdict["why"]))}</div>'
+    return f'<div class="verdict{off}"><b>TuningResult.</b> {escape(str(verdict["why"]))}</div>'
 
 
 def _broken_off(reason: str | None) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from dflash_mlx.engine.engine import Engine
 
-Verdict = Literal["equal", "near-tie", "different"]
+TuningResult = Literal["equal", "near-tie", "different"]
 
 NEAR_TIE = {"cpu": 1e-3, "metal": 0.25}
 """Most that the top two logits may differ by in a near-tie. Float32 sums on a CPU differ in the
@@ -22,7 +22,7 @@ sixth digit; on Metal activations have 8 bits of mantissa, so logits near 20 are
 class Parity:
     """How two texts compare. `at` is the token where they part, `margin` the top-two logit gap."""
 
-    verdict: Verdict
+    verdict: TuningResult
     at: int | None = None
     margin: float | None = None
 

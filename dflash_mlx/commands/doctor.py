@@ -30,13 +30,16 @@ def doctor(
     kernels: Annotated[
         bool, typer.Option("--kernels", help="Say which Metal kernels the pair uses, and why.")
     ] = False,
-    race: Annotated[
-        bool, typer.Option("--race", help="Load the pair and race them now (Metal), up to 20 s.")
+    autotune: Annotated[
+        bool,
+        typer.Option(
+            "--autotune", help="Load the pair and autotune its kernels now (Metal), up to 20 s."
+        ),
     ] = False,
     blas: Annotated[str, typer.Option(help="auto, bundled or openblas (Linux).")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
-    """Check machine, installation and one pair. Downloads nothing; only --race reads weights.
+    """Check machine, installation and one pair. Downloads nothing; only --autotune reads weights.
 
     The exit code is 1 where something must be done first (marked !!).
     """
@@ -57,9 +60,9 @@ def doctor(
     machine = this_machine()
     findings = [Finding("dflash-mlx", "ok", __version__), *check_packages()]
     findings += [*check_device(machine), check_memory(machine), check_cache()]
-    if race:
-        _refuse_race(machine)
-    looks = _Looks(context, kernels or race, race)
+    if autotune:
+        _refuse_autotune(machine)
+    looks = _Looks(context, kernels or autotune, autotune)
     findings += _check_pair(choose(model, draft), looks, machine, facts)
     fine = all(finding.level != "must" for finding in findings)
     if as_json:
@@ -76,16 +79,18 @@ def doctor(
 
 @dataclass(frozen=True)
 class _Looks:
-    """What to look at besides the files: a context of `n_rows`, the kernels, a race now."""
+    """What to look at besides the files: a context of `n_rows`, the kernels, autotuning now."""
 
     n_rows: int
     kernels: bool
-    race: bool
+    autotune: bool
 
 
-def _refuse_race(machine: "Machine") -> None:
+def _refuse_autotune(machine: "Machine") -> None:
     if machine.device != "metal":
-        raise BadRequest("--race needs a Metal device, and there is none here; leave it out")
+        raise BadRequest(
+            "--autotune needs a Metal device, and this machine has none; leave the option out"
+        )
 
 
 def _check_pair(
@@ -99,7 +104,7 @@ def _check_pair(
     from dflash_mlx.engine.load import PairFiles
     from dflash_mlx.engine.resolved_request import resolve_request
     from dflash_mlx.hub.pins import Pins
-    from dflash_mlx.kernels.pair_kernels import put_kernels
+    from dflash_mlx.kernels.pair_kernels import install_kernels
     from dflash_mlx.system.settings import settings_folder
 
     target, draft = locate(choice, Pins(settings_folder()))
@@ -109,7 +114,7 @@ def _check_pair(
     files = PairFiles(choice, target, draft)
     try:
         loaded = outline(files)
-        loaded = replace(loaded, kernels=put_kernels(loaded.pair, "auto"))
+        loaded = replace(loaded, kernels=install_kernels(loaded.pair, "auto"))
     except DFlashError as error:
         yield Finding("pair", "must", " ".join(str(error).split()))
         return
@@ -137,4 +142,4 @@ def _check_pair(
     yield from check_combination(loaded, machine.chip)
     yield from check_auto(loaded, looks.n_rows, facts)
     if looks.kernels:
-        yield from check_kernels(loaded, files, looks.race, facts)
+        yield from check_kernels(loaded, files, looks.autotune, facts)

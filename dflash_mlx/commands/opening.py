@@ -43,7 +43,7 @@ def describe(engine: "Engine", config: "GenerationConfig", options: RequestOptio
     if loaded.compute.device == "cpu":
         facts.append(f"CPU ({loaded.blas})")
     if loaded.kernels is not None:
-        facts.append(f"{loaded.kernels.n_used} of {loaded.kernels.n_asked} kernels")
+        facts.append(f"{loaded.kernels.n_used} of {loaded.kernels.n_cases} kernels")
     lines = [f"{_short(loaded.model_name)}{draft}: {', '.join(facts)}"]
     if loaded.blas == "bundled" and options.blas == "auto":
         lines.append(f"OpenBLAS would be several times faster here: apt install {PACKAGE}")

@@ -55,7 +55,7 @@ class Loading:
         self._terminal.erase()
 
     def _step(self, text: str) -> None:
-        if self._over:  # races between requests would write into a line that is being typed
+        if self._over:  # autotuning between requests would write into a line that is being typed
             return
         self._last_step = text
         if self._bars is not None:

@@ -24,19 +24,19 @@ def autotune_between_requests(loaded: LoadedPair, worker: Worker) -> None:
     about a second, and closing the engine drops the remaining ones.
     """
     kernels = loaded.kernels
-    if kernels is None or not kernels.waiting:
+    if kernels is None or not kernels.has_pending:
         return
 
     def run_task() -> None:
-        if not kernels.waiting:
+        if not kernels.has_pending:
             return
-        more_tasks = kernels.race_next()
+        more_tasks = kernels.tune_next()
         mx.clear_cache()
         if more_tasks:
             autotune_between_requests(loaded, worker)
             return
-        if kernels.fault:
-            _LOG.warning(kernels.fault)
+        if kernels.store_error:
+            _LOG.warning(kernels.store_error)
         remeasure_costs(loaded)
 
     with suppress(DFlashError):  # the engine was closed in the meantime
@@ -50,6 +50,6 @@ def autotune_now(loaded: LoadedPair, on_step: Callable[[str], None]) -> None:
     """
     if loaded.kernels is None:
         return
-    loaded.kernels.race(on_step)
+    loaded.kernels.autotune(on_step)
     mx.clear_cache()
     remeasure_costs(loaded)

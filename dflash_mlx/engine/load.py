@@ -18,7 +18,7 @@ from dflash_mlx.engine.worker import Worker
 from dflash_mlx.errors import UnknownModel
 from dflash_mlx.hub.pins import Pins
 from dflash_mlx.hub.resolve import Resolved, resolve
-from dflash_mlx.kernels.pair_kernels import put_kernels, refuse_force
+from dflash_mlx.kernels.pair_kernels import install_kernels, refuse_force
 from dflash_mlx.loading.compatibility import check_draft_config, check_target_config
 from dflash_mlx.loading.compute import Compute, compute_here
 from dflash_mlx.loading.draft import load_draft
@@ -165,9 +165,9 @@ def _load_on_worker(
 ) -> LoadedPair:
     mx.clear_cache()  # buffers of a pair that was closed before
     loaded = assemble(files, compute_here(), cache, hooks)
-    kernels = put_kernels(loaded.pair, policy, on_step=hooks.on_step)
+    kernels = install_kernels(loaded.pair, policy, on_step=hooks.on_step)
     if kernels is not None and policy == "force":
-        kernels.race(hooks.on_step, budget_s=math.inf)
+        kernels.autotune(hooks.on_step, budget_s=math.inf)
     loaded = with_costs(replace(loaded, kernels=kernels), hooks.on_step)
     mx.clear_cache()
     mx.reset_peak_memory()

@@ -4,6 +4,6 @@ It must not know requests, text or the decode loop.
 """
 
 __all__ = [
-    "gate",
+    "autotuner",
     "pair_kernels",
 ]

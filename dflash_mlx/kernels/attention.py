@@ -1,10 +1,7 @@
-"""Attentions that hand blocks of rows over long contexts to the kernels where these were chosen.
+"""Attention layers that launch a kernel for verified blocks over long contexts.
 
-Each class is the one it replaces with one branch in front: mlx-lm's arithmetic up to the rotated
-queries, and the kernel over the cache. Without a choice, for a prompt, a single row or a short
-context, it does what its parent does. `exchange_attention` puts them into a loaded model.
-
-Letters: n rows, H query heads, d elements per head.
+Each class adds one branch to its mlx-lm parent: the parent's projections and rotation, then the
+kernel over the cache. Shapes: n rows, H query heads, d elements per head.
 """
 
 from typing import Any, Final
@@ -14,9 +11,9 @@ import mlx.nn as nn
 from mlx_lm.models import llama, qwen2, qwen3, qwen3_moe, qwen3_next
 
 from dflash_mlx.cache import ContextLayer
-from dflash_mlx.kernels.choices import RACED_KEYS, AttentionChoices
+from dflash_mlx.kernels.choices import TUNED_KEYS, AttentionChoices
 from dflash_mlx.kernels.layers import packed_weight
-from dflash_mlx.kernels.rewrap import put, rewrap_layer
+from dflash_mlx.kernels.rewrap import replace_layers, rewrap_layer
 from dflash_mlx.kernels.tuning_tasks import AttentionGroup
 from dflash_mlx.metal.attention_cases import HeadShape
 from dflash_mlx.metal.attention_geometry import HEAD_SIZES, AttentionGeometry
@@ -29,9 +26,9 @@ from dflash_mlx.models.draft.dflash import DraftAttention
 
 
 class _Chosen:
-    """The choices of an attention; kept out of the module's parameters.
+    """The choices and the device of an attention; not one of the module's parameters.
 
-    They were made for rows of `dtype`: another would need another threadgroup's memory.
+    The choices hold for rows of `dtype` only: threadgroup memory depends on the type.
     """
 
     def __init__(self, choices: AttentionChoices, dtype: mx.Dtype, device: Device) -> None:
@@ -40,20 +37,20 @@ class _Chosen:
         self._dtype = dtype
 
     def geometry(self, dtype: mx.Dtype, n_rows: int, n_keys: int) -> AttentionGeometry | None:
-        """The geometry for `n_rows` rows of `dtype` over `n_keys` keys, or None."""
+        """Return the geometry for `n_rows` rows of `dtype` over `n_keys` keys, or None."""
         return self._choices.at(n_rows, n_keys) if dtype == self._dtype else None
 
 
 class VerifyAttention(nn.Module):
-    """What the attentions of a target have in common; to be mixed into one of mlx-lm's."""
+    """Mixin for the attention of a target family; comes before the mlx-lm class."""
 
     _chosen: _Chosen
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
-        """Return [1, n, D] for rows x [1, n, D], their keys appended to `cache`."""
+        """Return [1, n, D] for rows x [1, n, D] and append their keys and values to `cache`."""
         n_rows, chosen = x.shape[1], self._chosen
         geometry = None
-        # a mask that is no array is the causal one, which is what the kernel computes
+        # mlx-lm passes the causal mask as a string; the kernel computes the causal mask only
         if isinstance(mask, str) and cache is not None and x.shape[0] == 1:
             geometry = chosen.geometry(x.dtype, n_rows, cache.offset + n_rows)
         if geometry is None:
@@ -72,7 +69,7 @@ class VerifyAttention(nn.Module):
         return projected
 
     def _queries(self, x: mx.array) -> tuple[mx.array, mx.array | None]:
-        """Return queries [1, H, n, d] before rotation, and a gate [1, n, H d] if there is one."""
+        """Return queries [1, H, n, d] before rotation, and the output gate [1, n, H d] or None."""
         return self._heads(self.q_proj(x), "q_norm"), None
 
     def _heads(self, projected: mx.array, norm: str | None) -> mx.array:
@@ -83,23 +80,23 @@ class VerifyAttention(nn.Module):
 
 
 class LlamaAttention(VerifyAttention, llama.Attention):
-    """Llama's attention; long verified blocks by kernel."""
+    """Llama's attention with the verify_attention kernel."""
 
 
 class Qwen2Attention(VerifyAttention, qwen2.Attention):
-    """Qwen2's attention; long verified blocks by kernel."""
+    """Qwen2's attention with the verify_attention kernel."""
 
 
 class Qwen3Attention(VerifyAttention, qwen3.Attention):
-    """Qwen3's attention; long verified blocks by kernel."""
+    """Qwen3's attention with the verify_attention kernel."""
 
 
 class Qwen3MoeAttention(VerifyAttention, qwen3_moe.Attention):
-    """The attention of Qwen3 with experts; long verified blocks by kernel."""
+    """The attention of Qwen3 mixture-of-experts models with the verify_attention kernel."""
 
 
 class Qwen3NextAttention(VerifyAttention, qwen3_next.Qwen3NextAttention):
-    """The gated attention of Qwen3-Next and Qwen3.5; long verified blocks by kernel."""
+    """The gated attention of Qwen3-Next and Qwen3.5 with the verify_attention kernel."""
 
     def _queries(self, x: mx.array) -> tuple[mx.array, mx.array | None]:
         split = self.q_proj(x).reshape(1, x.shape[1], -1, 2 * _head_size(self))
@@ -108,7 +105,7 @@ class Qwen3NextAttention(VerifyAttention, qwen3_next.Qwen3NextAttention):
 
 
 class KernelDraftAttention(DraftAttention):
-    """A draft's attention; blocks over long contexts by kernel, in two arrays."""
+    """A draft's attention with the block_attention kernel, without joining the arrays."""
 
     _chosen: _Chosen
 
@@ -146,17 +143,18 @@ OURS: Final[dict[type[nn.Module], type[VerifyAttention] | type[KernelDraftAttent
 }
 
 
-def exchange_attention(
-    model: nn.Module, device: Device, keys: tuple[int, ...] = RACED_KEYS
+def replace_attention(
+    model: nn.Module, device: Device, keys: tuple[int, ...] = TUNED_KEYS
 ) -> tuple[AttentionGroup, ...]:
-    """Replace the attentions of `model` by ours; the groups of equal shape that they form.
+    """Replace the attention layers of `model` by kernel layers; return their groups of equal shape.
 
-    Attentions of other kinds, or that the kernels cannot take, stay as they are. `keys` are the
-    numbers of keys at which choices begin. Comes after linear layers were exchanged, or before.
+    Other classes, and shapes that the kernels do not support, stay as they are. `keys` are the
+    numbers of keys at which a range of choices begins. The order relative to `replace_linears`
+    does not matter.
     """
     groups: dict[str, AttentionGroup] = {}
     normed = _normed_type(model)
-    exchanged: list[tuple[str, nn.Module]] = []
+    replaced: list[tuple[str, nn.Module]] = []
     for path, layer in model.named_modules():
         group = _group(layer, keys, normed)
         if group is None:
@@ -164,15 +162,16 @@ def exchange_attention(
         group = groups.setdefault(f"{group.shape} {group.mask}", group)
         made: Any = rewrap_layer(layer, OURS[type(layer)])
         made._chosen = _Chosen(group.choices, group.shape.dtype, device)
-        exchanged.append((path, made))
-    put(model, exchanged)
+        replaced.append((path, made))
+    replace_layers(model, replaced)
     return tuple(groups.values())
 
 
 def _normed_type(model: nn.Module) -> mx.Dtype | None:
-    """The widest type of the norms, which widen what they scale; None where there are none.
+    """Return the widest type of the model's norms, or None without norms.
 
-    A GGUF file keeps its norms in float32 beside halves.
+    A norm in float32 makes its output float32. GGUF files store norms in float32 and matrices
+    in float16.
     """
     norms = [layer for _, layer in model.named_modules() if isinstance(layer, nn.RMSNorm)]
     types = [layer.weight.dtype for layer in norms if "weight" in layer]
@@ -180,9 +179,9 @@ def _normed_type(model: nn.Module) -> mx.Dtype | None:
 
 
 def _group(layer: Any, keys: tuple[int, ...], normed: mx.Dtype | None) -> AttentionGroup | None:
-    """The group that an attention would form alone, or None where a kernel cannot take it.
+    """Return the group of one attention layer, or None where no kernel supports it.
 
-    Its rows have the type of its weights, or that of `normed` rows where it is wider.
+    Its rows have the wider of the type of its weights and of `normed`.
     """
     if type(layer) not in OURS:
         return None
@@ -197,18 +196,18 @@ def _group(layer: Any, keys: tuple[int, ...], normed: mx.Dtype | None) -> Attent
         if layer.sinks is not None:
             return None
         mask = BlockMask(layer.window, layer.causal)
-        # a windowed context does not grow beyond its window
+        # a windowed context never exceeds its window
         keys = tuple(least for least in keys if mask.window is None or least < mask.window)
     return AttentionGroup(shape, mask, AttentionChoices(keys))
 
 
 def _head_size(layer: Any) -> int:
-    """Elements of a head; attentions of mlx-lm all keep their scale, and few the size."""
+    """Return the elements per head, from the scale: every mlx-lm attention stores that."""
     size: float = layer.scale**-2
     return round(size)
 
 
 def _side(linear: Any, axis: int) -> tuple[int, mx.Dtype]:
-    """Return a linear layer's outputs (axis 0) or inputs (axis 1), and the type of its weights."""
+    """Return the outputs (axis 0) or inputs (axis 1) of a linear layer, and its weight type."""
     weight = packed_weight(linear) if "scales" in linear else linear.weight
     return weight_shape(weight)[axis], weight_dtype(weight)

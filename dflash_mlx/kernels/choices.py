@@ -1,6 +1,6 @@
-"""What the gate settled, where a layer looks it up: geometries by rows, and by keys.
+"""The geometries that autotuning selected, looked up by number of rows and of keys.
 
-Layers of one shape share one object. It is changed between requests only.
+Layers of one shape share one object. It changes between requests only.
 """
 
 from collections.abc import Sequence
@@ -11,18 +11,19 @@ from dflash_mlx.metal.attention_geometry import AttentionGeometry
 
 Geometry = TypeVar("Geometry", bound=Any)
 
-RACED_KEYS: Final = (1024, 4096)
-"""Keys at which attention is raced; below the first of them MLX's own attention is short."""
+TUNED_KEYS: Final = (1024, 4096)
+"""Numbers of keys at which attention is tuned. Below the first, stock attention is a small
+share of a round (docs/kernels.md, counted work)."""
 
 
 @dataclass
 class Choices(Generic[Geometry]):
-    """Per number of rows, the geometry to launch; rows without one take the stock path."""
+    """The geometry to launch per number of rows; a number without one uses stock MLX."""
 
     geometries: dict[int, Geometry] = field(default_factory=dict)
 
-    def settle(self, rows: range, geometry: Geometry | None) -> None:
-        """Use `geometry` for every number of rows in `rows`; None is stock MLX."""
+    def select(self, rows: range, geometry: Geometry | None) -> None:
+        """Use `geometry` for every number of rows in `rows`; None selects stock MLX."""
         for count in rows:
             if geometry is None:
                 self.geometries.pop(count, None)
@@ -30,20 +31,20 @@ class Choices(Generic[Geometry]):
                 self.geometries[count] = geometry
 
     def at(self, rows: int) -> Geometry | None:
-        """The geometry for `rows` rows, or None."""
+        """Return the geometry for `rows` rows, or None for stock MLX."""
         return self.geometries.get(rows)
 
 
 class AttentionChoices:
-    """Choices by rows for contexts from each number of `keys` on, up to the next."""
+    """Choices by number of rows for each range of context lengths that starts at one of `keys`."""
 
-    def __init__(self, keys: Sequence[int] = RACED_KEYS) -> None:
+    def __init__(self, keys: Sequence[int] = TUNED_KEYS) -> None:
         self.by_keys: dict[int, Choices[AttentionGeometry]] = {
             least: Choices() for least in sorted(keys, reverse=True)
         }
 
     def at(self, rows: int, keys: int) -> AttentionGeometry | None:
-        """The geometry for `rows` rows over `keys` keys, or None."""
+        """Return the geometry for `rows` rows over `keys` keys, or None for stock MLX."""
         for least, choices in self.by_keys.items():
             if keys >= least:
                 return choices.at(rows)

@@ -1,7 +1,7 @@
-"""A DFlash 2 draft's convolutions and its walk in one launch each, where the kernels were chosen.
+"""DFlash 2 draft layers that launch one kernel per convolution and one for path selection.
 
-In MLX operations a convolution takes about four launches a tap, and a draft layer has four of
-them; the walk takes about six launches a slot that wait for each other.
+With MLX operations a convolution takes about four launches per kernel position, and path
+selection about six dependent launches per slot.
 """
 
 from typing import Any
@@ -10,14 +10,14 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from dflash_mlx.kernels.choices import Choices
-from dflash_mlx.kernels.rewrap import put, rewrap_layer
-from dflash_mlx.kernels.tuning_tasks import ConvolutionGroup, WalkGroup
+from dflash_mlx.kernels.rewrap import replace_layers, rewrap_layer
+from dflash_mlx.kernels.tuning_tasks import ConvolutionGroup, SelectorGroup
 from dflash_mlx.metal.build import Device
-from dflash_mlx.metal.candidate_walk import (
+from dflash_mlx.metal.candidate_path import (
     MAX_CANDIDATES,
     CandidateRows,
     Codebooks,
-    candidate_walk,
+    candidate_path,
 )
 from dflash_mlx.metal.grouped_conv import launch_conv
 from dflash_mlx.metal.small_cases import OneGeometry
@@ -32,7 +32,7 @@ from dflash_mlx.models.draft.dflash2 import (
 
 
 class _Chosen:
-    """The choices of a layer; kept out of the module's parameters."""
+    """The choices and the device of a layer; not one of the module's parameters."""
 
     def __init__(self, choices: Choices[OneGeometry], device: Device) -> None:
         self.choices = choices
@@ -40,7 +40,7 @@ class _Chosen:
 
 
 class KernelConvolution(BlockConvolution):
-    """Two convolutions within a block, by kernel for blocks of rows where it was chosen."""
+    """The two convolutions of a sublayer with the grouped_conv kernel."""
 
     _chosen: _Chosen
 
@@ -52,18 +52,18 @@ class KernelConvolution(BlockConvolution):
 
 
 class KernelSelector(CandidateSelector):
-    """A selector whose walk is one launch, for blocks of rows where it was chosen."""
+    """A candidate selector with the candidate_path kernel."""
 
     _chosen: _Chosen
 
-    def walk(self, before: mx.array, slots: Slots, pick: Pick) -> Path:
-        """Return the path that `pick` takes behind the token `before`, a scalar."""
+    def forward(self, before: mx.array, slots: Slots, pick: Pick) -> Path:
+        """Return the path that `pick` selects after the token `before`, a scalar array."""
         n_slots, n_candidates = slots.ids.shape
         chosen = self._chosen
-        # rows of the block: the slots and the anchor
+        # block size: the slots and the anchor
         if chosen.choices.at(n_slots + 1) is None or not isinstance(pick, Picking):
             return super().forward(before, slots, pick)
-        walked = candidate_walk(
+        path = candidate_path(
             before.astype(mx.int32),
             CandidateRows(
                 slots.ids.astype(mx.int32), slots.unary.astype(mx.float32), slots.context
@@ -73,28 +73,28 @@ class KernelSelector(CandidateSelector):
             pick.noise(n_slots, n_candidates),
             device=chosen.device,
         )
-        # log-probabilities at the temperature are scores over it, up to what softmax ignores
-        scores = walked.log_probs * (pick.temperature or 1.0)
-        return Path(walked.tokens, slots.ids, scores)
+        # log-probabilities are scores divided by the temperature, up to a constant per slot
+        scores = path.log_probs * (pick.temperature or 1.0)
+        return Path(path.tokens, slots.ids, scores)
 
 
-def exchange_selector(model: nn.Module, device: Device) -> tuple[WalkGroup, ...]:
-    """Replace the selector of `model` by ours if the kernel can take it; its group."""
-    groups, exchanged = [], []
+def replace_selector(model: nn.Module, device: Device) -> tuple[SelectorGroup, ...]:
+    """Replace the selector of `model` by a kernel layer where supported; return its group."""
+    groups, replaced = [], []
     for path, layer in model.named_modules():
         if type(layer) is not CandidateSelector or not _fits(layer):
             continue
-        group = WalkGroup(_codebooks(layer), layer.top_k, Choices())
+        group = SelectorGroup(_codebooks(layer), layer.top_k, Choices())
         made: Any = rewrap_layer(layer, KernelSelector)
         made._chosen = _Chosen(group.choices, device)
         groups.append(group)
-        exchanged.append((path, made))
-    put(model, exchanged)
+        replaced.append((path, made))
+    replace_layers(model, replaced)
     return tuple(groups)
 
 
 def _fits(layer: CandidateSelector) -> bool:
-    """Whether codebooks are dense, as the kernel reads them."""
+    """Whether the kernel supports this selector: dense codebooks, at most 32 candidates."""
     books = (layer.predecessor_codebook, layer.successor_codebook)
     return all(type(book) is nn.Embedding for book in books) and layer.top_k <= MAX_CANDIDATES
 
@@ -103,23 +103,23 @@ def _codebooks(layer: CandidateSelector) -> Codebooks:
     return Codebooks(layer.predecessor_codebook.weight, layer.successor_codebook.weight)
 
 
-def exchange_convolutions(model: nn.Module, device: Device) -> tuple[ConvolutionGroup, ...]:
-    """Replace the convolutions of `model` by ours; the groups of equal shape that they form."""
+def replace_convolutions(model: nn.Module, device: Device) -> tuple[ConvolutionGroup, ...]:
+    """Replace the convolutions of `model` by kernel layers; return their groups of equal shape."""
     groups: dict[str, ConvolutionGroup] = {}
-    exchanged: list[tuple[str, nn.Module]] = []
+    replaced: list[tuple[str, nn.Module]] = []
     for path, layer in model.named_modules():
         if type(layer) is not BlockConvolution:
             continue
         group = groups.setdefault(f"{layer.base_kernel.shape} {layer.n_groups}", _group(layer))
         made: Any = rewrap_layer(layer, KernelConvolution)
         made._chosen = _Chosen(group.choices, device)
-        exchanged.append((path, made))
-    put(model, exchanged)
+        replaced.append((path, made))
+    replace_layers(model, replaced)
     return tuple(groups.values())
 
 
 def _group(layer: BlockConvolution) -> ConvolutionGroup:
-    """The group that a convolution would form alone."""
+    """Return the group of one convolution."""
 
     def stock(rows: mx.array, base: mx.array, change: mx.array) -> mx.array:
         return layer.convolve(rows[None], change[None], base)[0]

@@ -1,4 +1,4 @@
-"""A language-model head that knows its best tokens without logits, where that was chosen."""
+"""A language-model head that returns the best tokens without writing logits."""
 
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -13,23 +13,27 @@ from dflash_mlx.metal.head_merge import BestTokens
 from dflash_mlx.metal.matrix_cases import weight_shape
 
 N_BEST: Final = 2
-"""The best token, and the next best, against which confidence is told."""
+"""The best token and the runner-up, whose distance is the confidence."""
 
 
 @dataclass(frozen=True)
 class FusedHead:
-    """A head with its choices by rows; called with hidden rows it answers, or leaves it."""
+    """A head with its kernel choices by number of rows."""
 
     head: Head
     device: Device
     choices: Choices[MatrixGeometry] = field(default_factory=Choices)
 
     def __call__(self, hidden: mx.array) -> BestTokens | None:
-        """The `N_BEST` tokens of each row of `hidden` [1, n, K]; None where logits are wanted."""
+        """Return the `N_BEST` tokens of each row of `hidden` [1, n, K].
+
+        Returns None where no kernel was selected; the caller then computes logits.
+        """
         geometry = self.choices.at(hidden.shape[1])
         if geometry is None:
             return None
         found = head_argmax(hidden[0], self.head, N_BEST, device=self.device, geometry=geometry)
-        # a row without a finite logit has no best token; any will do, its sum says that it is none
+        # A row without a finite logit lists no token. The clip keeps the id inside the vocabulary;
+        # the log-sum-exp of such a row is not finite, which stops the answer.
         n_tokens, _ = weight_shape(self.head.weight)
         return replace(found, tokens=mx.clip(found.tokens, 0, n_tokens - 1))

@@ -1,10 +1,6 @@
-"""Linear layers that hand blocks of rows to the kernels where the gate chose them.
+"""Linear layers and embeddings that launch a kernel for verified blocks where one was selected.
 
-`exchange_linears` replaces the plain and quantized linear layers and embeddings of a model
-that was just loaded, as quantization itself does, through `update_modules`. A layer of ours is
-a layer of MLX with the same parameters under the same names; for row counts without a choice
-it does what its parent does. Choices are shared by all layers of one shape and may be settled
-later, between requests.
+Each class has the parameters of its MLX parent, and its behaviour for other numbers of rows.
 """
 
 from dataclasses import dataclass
@@ -14,7 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from dflash_mlx.kernels.choices import Choices
-from dflash_mlx.kernels.rewrap import put, rewrap_layer
+from dflash_mlx.kernels.rewrap import replace_layers, rewrap_layer
 from dflash_mlx.metal.build import DEFAULT_DEVICE, Device
 from dflash_mlx.metal.dense_verify import dense_launch
 from dflash_mlx.metal.dense_verify import weight_reasons as dense_reasons
@@ -27,7 +23,7 @@ from dflash_mlx.metal.refusal import FLOATS, first_reason
 
 @dataclass(frozen=True)
 class MatrixGroup:
-    """All matrices of one shape and kind in a model, and the choices they share."""
+    """All matrices of one shape and quantization in a model, and the choices they share."""
 
     name: str
     weights: tuple[Weight, ...]
@@ -35,10 +31,10 @@ class MatrixGroup:
 
 
 class _Chosen:
-    """The choices of a layer; kept out of the module's parameters.
+    """The choices and the device of a layer; not one of the module's parameters.
 
-    Weights were seen to fit when the layer was exchanged, so launches skip the refusals: these
-    would cost more Python time per round than all else here.
+    Weights are checked once, when the layer is replaced. Launches skip these checks, which
+    would take more host time per round than the launch itself.
     """
 
     def __init__(self, choices: Choices[MatrixGeometry], device: Device) -> None:
@@ -46,12 +42,12 @@ class _Chosen:
         self.device = device
 
     def geometry(self, x: mx.array) -> MatrixGeometry | None:
-        """The geometry for rows x [..., K], or None where stock MLX was chosen."""
+        """Return the geometry for rows x [..., K], or None for stock MLX."""
         geometry = self.choices.at(x.size // x.shape[-1])
         return geometry if x.dtype in FLOATS else None
 
     def product(self, x: mx.array, weight: Weight, geometry: MatrixGeometry) -> mx.array:
-        """The product [..., N] of x [..., K], by kernel."""
+        """Return the product [..., N] of x [..., K], computed by the kernel."""
         flat = x.reshape(-1, x.shape[-1])
         if isinstance(weight, QuantizedWeight):
             launch = quantized_launch(flat, weight, geometry)
@@ -62,7 +58,7 @@ class _Chosen:
 
 
 class VerifyLinear(nn.Linear):
-    """A linear layer; blocks of rows go to `dense_verify` where it was chosen."""
+    """A linear layer that launches `dense_verify` for blocks where it was selected."""
 
     _chosen: _Chosen
 
@@ -76,7 +72,7 @@ class VerifyLinear(nn.Linear):
 
 
 class VerifyQuantizedLinear(nn.QuantizedLinear):
-    """A quantized linear layer; blocks of rows go to `quantized_verify` where it was chosen."""
+    """A quantized linear layer that launches `quantized_verify` where it was selected."""
 
     _chosen: _Chosen
 
@@ -91,7 +87,7 @@ class VerifyQuantizedLinear(nn.QuantizedLinear):
 
 
 class VerifyEmbedding(nn.Embedding):
-    """An embedding that is also the head of its model."""
+    """An embedding that is also the head of its model; the head launches `dense_verify`."""
 
     _chosen: _Chosen
 
@@ -106,7 +102,7 @@ class VerifyEmbedding(nn.Embedding):
 
 
 class VerifyQuantizedEmbedding(nn.QuantizedEmbedding):
-    """A quantized embedding that is also the head of its model."""
+    """A quantized embedding that is also a head; the head launches `quantized_verify`."""
 
     _chosen: _Chosen
 
@@ -131,50 +127,50 @@ _MLX: Final = {ours: kind for kind, ours in OURS.items()}
 LINEARS: Final = (nn.Linear, nn.QuantizedLinear)
 
 
-def exchange_linears(
+def replace_linears(
     model: nn.Module, *, embeddings: bool = True, device: Device | None = DEFAULT_DEVICE
 ) -> tuple[MatrixGroup, ...]:
-    """Replace the linear layers of `model` by ours; the groups of equal shape that they form.
+    """Replace the linear layers of `model` by kernel layers; return their groups of equal shape.
 
-    `embeddings` says whether an embedding is a head too; one that only looks rows up is left
-    alone, as are layers that no kernel can take. Without a device nothing is replaced.
+    With `embeddings` an embedding is also a head and is replaced too. Layers that no kernel
+    supports stay as they are. Without a device nothing is replaced.
     """
     if device is None:
         return ()
     groups: dict[str, tuple[list[Weight], Choices[MatrixGeometry]]] = {}
-    exchanged: list[tuple[str, nn.Module]] = []
+    replaced: list[tuple[str, nn.Module]] = []
     for path, layer in model.named_modules():
         weight = matrix_of(layer) if type(layer) in OURS else None
         if weight is None or not (embeddings or type(layer) in LINEARS):
             continue
         weights, choices = groups.setdefault(matrix_name(weight), ([], Choices()))
         weights.append(weight)
-        exchanged.append((path, _exchanged(layer, _Chosen(choices, device))))
-    put(model, exchanged)
+        replaced.append((path, _replaced(layer, _Chosen(choices, device))))
+    replace_layers(model, replaced)
     return tuple(
         MatrixGroup(name, tuple(weights), choices) for name, (weights, choices) in groups.items()
     )
 
 
 def packed_weight(layer: Any) -> QuantizedWeight:
-    """The matrix of a quantized layer."""
+    """Return the matrix of a quantized layer."""
     return QuantizedWeight(layer.weight, layer.scales, layer.biases, layer.group_size, layer.bits)
 
 
-def _exchanged(layer: nn.Module, chosen: _Chosen) -> nn.Module:
+def _replaced(layer: nn.Module, chosen: _Chosen) -> nn.Module:
     made: nn.Module = rewrap_layer(layer, OURS[type(layer)])
     made._chosen = chosen
     return made
 
 
 def _biased(y: mx.array, layer: nn.Module) -> mx.array:
-    """`y` with the bias of a linear layer, if it has one."""
+    """Return `y` plus the bias of a linear layer, if it has one."""
     bias: mx.array | None = layer.get("bias")
     return y if bias is None else y + bias
 
 
 def matrix_of(layer: nn.Module) -> Weight | None:
-    """The matrix of a layer of MLX's, or of ours, if a kernel can take it, or None."""
+    """Return the matrix of a linear layer or embedding, or None if no kernel supports it."""
     kind = _MLX.get(type(layer), type(layer))
     if kind in (nn.Linear, nn.Embedding):
         dense: mx.array = layer.weight

@@ -1,7 +1,6 @@
-"""The Metal kernels of a loaded pair: put in at load, chosen from what this machine found out.
+"""Installs kernel layers in a loaded pair and runs the tuning tasks that enable them.
 
-Where a model computes dense there is nothing to launch on, and nothing is put in. A device may
-be handed in, so that all of this runs without a Mac too.
+The device is an argument, so that all of this also runs without a Mac.
 """
 
 import hashlib
@@ -11,20 +10,20 @@ import mlx.nn as nn
 
 from dflash_mlx.config import KernelPolicy
 from dflash_mlx.errors import BadRequest
-from dflash_mlx.kernels.attention import exchange_attention
-from dflash_mlx.kernels.choices import RACED_KEYS
-from dflash_mlx.kernels.draft2 import exchange_convolutions, exchange_selector
+from dflash_mlx.kernels.attention import replace_attention
+from dflash_mlx.kernels.autotuner import BUDGET_S, Autotuner, TuningResult
+from dflash_mlx.kernels.choices import TUNED_KEYS
+from dflash_mlx.kernels.draft2 import replace_convolutions, replace_selector
 from dflash_mlx.kernels.fused_head import FusedHead
-from dflash_mlx.kernels.gate import BUDGET_S, Gate, Verdict
-from dflash_mlx.kernels.gate_store import GateStore, Machine
-from dflash_mlx.kernels.layers import exchange_linears, matrix_of
+from dflash_mlx.kernels.layers import matrix_of, replace_linears
+from dflash_mlx.kernels.result_store import ResultStore, TuningPlatform
 from dflash_mlx.kernels.tuning_tasks import (
     TuningTask,
     attention_tasks,
     convolution_tasks,
     head_tasks,
     matrix_tasks,
-    walk_tasks,
+    path_tasks,
 )
 from dflash_mlx.metal.build import DEFAULT_DEVICE, Device
 from dflash_mlx.metal.head_argmax import Head
@@ -35,123 +34,126 @@ from dflash_mlx.models.targets.decoder import DecoderTarget
 from dflash_mlx.system.settings import settings_folder
 
 Step = Callable[[str], None]
-"""Told, in a line, what is going on."""
+"""Receives one line of text before each tuning case."""
 
 
 class PairKernels:
-    """What was asked about the kernels of one pair, and what was answered.
+    """The tuning tasks of one pair and their results so far.
 
-    Used on the thread that owns the pair, between requests: an answer changes what the next
-    block launches.
+    Call it on the thread that owns the pair, between requests: a result changes what the next
+    verified block launches.
     """
 
     def __init__(
-        self, tasks: Sequence[TuningTask], gate: Gate, on_step: Step = lambda text: None
+        self, tasks: Sequence[TuningTask], autotuner: Autotuner, on_step: Step = lambda text: None
     ) -> None:
-        self.policy = gate.policy
-        self.verdicts: list[Verdict[object]] = []
-        """The answers so far."""
-        self._gate = gate
+        self.policy = autotuner.policy
+        self.results: list[TuningResult[object]] = []
+        """Results of the tasks that are done, stored or tuned now."""
+        self._autotuner = autotuner
         self._on_step = on_step
-        self._open = list(tasks)
-        self._left_s = BUDGET_S
+        self._pending = list(tasks)
+        self._remaining_s = BUDGET_S
 
     @property
-    def n_asked(self) -> int:
-        """Questions in all, answered or open."""
-        return len(self.verdicts) + len(self._open)
+    def n_cases(self) -> int:
+        """Number of tuning cases, done or pending."""
+        return len(self.results) + len(self._pending)
 
     @property
     def n_used(self) -> int:
-        """Answers that chose a kernel."""
-        return sum(verdict.geometry is not None for verdict in self.verdicts)
+        """Number of tuning cases for which a kernel was selected."""
+        return sum(result.geometry is not None for result in self.results)
 
     @property
-    def waiting(self) -> bool:
-        """Whether a race should be held: something is open, and seconds are left for it."""
-        return bool(self._open) and self._left_s > 0
+    def has_pending(self) -> bool:
+        """Whether a task is pending and the time budget is not used up."""
+        return bool(self._pending) and self._remaining_s > 0
 
     @property
-    def fault(self) -> str | None:
-        """Why answers could not be kept for the next time, if they could not."""
-        return self._gate.store.fault
+    def store_error(self) -> str | None:
+        """Why results could not be written to disk, or None."""
+        return self._autotuner.store.error
 
     @property
     def digest(self) -> str:
-        """The choices as a word, the same for the same choices: what costs depend on."""
-        used = sorted(f"{v.kernel} {v.shape} {v.geometry}" for v in self.verdicts if v.geometry)
+        """A short hash of the selected kernels, or "stock"; learned costs are stored under it."""
+        used = sorted(f"{v.kernel} {v.shape} {v.geometry}" for v in self.results if v.geometry)
         return hashlib.sha256("\n".join(used).encode()).hexdigest()[:12] if used else "stock"
 
-    def recall(self) -> None:
-        """Take the answers that are stored. Takes no device time."""
-        still_open = []
-        for task in self._open:
-            verdict = self._gate.recall(task.case)
-            if verdict is None:
-                still_open.append(task)
+    def load_stored(self) -> None:
+        """Apply the stored results. Uses no device time."""
+        pending = []
+        for task in self._pending:
+            result = self._autotuner.stored(task.case)
+            if result is None:
+                pending.append(task)
             else:
-                self._take(task, verdict)
-        self._open = still_open
+                self._apply(task, result)
+        self._pending = pending
 
-    def race_next(self, on_step: Step | None = None) -> bool:
-        """Answer one open task, in a second or so; return whether another waits."""
-        task = self._open.pop(0)
-        done, shape = len(self.verdicts), task.case.shape
-        (on_step or self._on_step)(f"racing kernels: {done + 1} of {self.n_asked + 1}, {shape}")
-        started = self._gate.clock()
-        self._take(task, self._gate.answer(task.case))
-        self._left_s -= self._gate.clock() - started
-        return self.waiting
+    def tune_next(self, on_step: Step | None = None) -> bool:
+        """Tune the next pending case, in about a second; return whether another is pending."""
+        task = self._pending.pop(0)
+        done, shape = len(self.results), task.case.shape
+        (on_step or self._on_step)(f"autotuning kernels: {done + 1} of {self.n_cases + 1}, {shape}")
+        started = self._autotuner.clock()
+        self._apply(task, self._autotuner.tune(task.case))
+        self._remaining_s -= self._autotuner.clock() - started
+        return self.has_pending
 
-    def race(self, on_step: Step, budget_s: float = BUDGET_S) -> None:
-        """Answer open tasks for `budget_s` seconds, a line before each."""
-        self._left_s = budget_s
-        while self.waiting:
-            self.race_next(on_step)
-        if self.fault:
-            on_step(self.fault)
+    def autotune(self, on_step: Step, budget_s: float = BUDGET_S) -> None:
+        """Tune pending cases for at most `budget_s` seconds.
 
-    def answers(self) -> list[Verdict[object]]:
-        """Return the answers, open tasks answered with what is used meanwhile."""
-        cases = [task.case for task in self._open]
-        return self.verdicts + [
-            Verdict(case.kernel, case.shape, None, "not raced on this machine yet")
+        `on_step` receives one line before each case, and one if results could not be stored.
+        """
+        self._remaining_s = budget_s
+        while self.has_pending:
+            self.tune_next(on_step)
+        if self.store_error:
+            on_step(self.store_error)
+
+    def all_results(self) -> list[TuningResult[object]]:
+        """Return a result for every case; pending cases use stock MLX."""
+        cases = [task.case for task in self._pending]
+        return self.results + [
+            TuningResult(case.kernel, case.shape, None, "not autotuned on this machine yet")
             for case in cases
         ]
 
-    def _take(self, task: TuningTask, verdict: Verdict[object]) -> None:
-        task.settle(verdict.geometry)
-        self.verdicts.append(verdict)
+    def _apply(self, task: TuningTask, result: TuningResult[object]) -> None:
+        task.select(result.geometry)
+        self.results.append(result)
 
 
 def refuse_force(policy: KernelPolicy, device: Device | None = DEFAULT_DEVICE) -> None:
-    """Refuse to promise kernels where none can run.
+    """Check that forced kernels can run.
 
     Raises:
-        BadRequest: `policy` is force and there is no device.
+        BadRequest: `policy` is "force" and this machine has no Metal device.
     """
     if policy == "force" and device is None:
         raise BadRequest(
-            "kernels is 'force' and there is no Metal device here; it needs auto or off"
+            "kernels is 'force' and this machine has no Metal device; use 'auto' or 'off'"
         )
 
 
-def put_kernels(
+def install_kernels(
     pair: Pair,
     policy: KernelPolicy,
     device: Device | None = DEFAULT_DEVICE,
-    gate: Gate | None = None,
-    keys: tuple[int, ...] = RACED_KEYS,
+    autotuner: Autotuner | None = None,
+    keys: tuple[int, ...] = TUNED_KEYS,
     on_step: Step = lambda text: None,
 ) -> PairKernels | None:
-    """Put layers of ours into both models, with the choices that are stored; None without.
+    """Replace layers of both models by kernel layers and apply the stored tuning results.
 
-    Nothing is put in where there is no device, no draft (there are no blocks then), or the
-    policy is off. `gate` is this user's and this machine's by default; `keys` are the numbers of
-    keys from which attention may be ours, and `on_step` is told of races held later.
+    Returns None, and replaces nothing, without a device, without a draft (there are no blocks to
+    verify), or with the policy "off". `keys` are the context lengths from which attention may use
+    a kernel. `on_step` receives one line before each tuning case that runs later.
 
     Raises:
-        BadRequest: kernels are forced, and there is no device.
+        BadRequest: `policy` is "force" and this machine has no Metal device.
     """
     refuse_force(policy, device)
     target, draft = pair.target, pair.draft
@@ -159,32 +161,32 @@ def put_kernels(
         return None
     if not (isinstance(target, DecoderTarget) and isinstance(draft, BoundDraft)):
         return None
-    matrices = exchange_linears(target.model, embeddings=target.is_tied, device=device)
-    matrices += exchange_linears(draft.model, embeddings=False, device=device)
-    attentions = exchange_attention(target.model, device, keys)
-    attentions += exchange_attention(draft.model, device, keys)
-    convolutions = exchange_convolutions(draft.model, device)
-    walks = exchange_selector(draft.model, device)
-    heads = _put_heads(target, draft, device)
+    matrices = replace_linears(target.model, embeddings=target.is_tied, device=device)
+    matrices += replace_linears(draft.model, embeddings=False, device=device)
+    attentions = replace_attention(target.model, device, keys)
+    attentions += replace_attention(draft.model, device, keys)
+    convolutions = replace_convolutions(draft.model, device)
+    selectors = replace_selector(draft.model, device)
+    heads = _fuse_heads(target, draft, device)
     rows = draft.block_size
     tasks = matrix_tasks(matrices, rows, device)
     tasks += attention_tasks(attentions, rows, device)
     tasks += convolution_tasks(convolutions, rows, device)
-    tasks += walk_tasks(walks, rows, device)
+    tasks += path_tasks(selectors, rows, device)
     tasks += head_tasks(heads, rows, device)
-    kernels = PairKernels(tasks, gate or gate_here(policy), on_step)
-    kernels.recall()
+    kernels = PairKernels(tasks, autotuner or default_autotuner(policy), on_step)
+    kernels.load_stored()
     return kernels
 
 
-def _put_heads(target: DecoderTarget, draft: BoundDraft, device: Device) -> list[FusedHead]:
-    """Let target and draft ask for best tokens instead of logits, where a head is all there is."""
+def _fuse_heads(target: DecoderTarget, draft: BoundDraft, device: Device) -> list[FusedHead]:
+    """Give target and draft a fused argmax where their head is a matrix without a bias."""
     heads = []
     if (weight := _head_matrix(target.head_layer)) is not None:
         target.fused_argmax = FusedHead(Head(weight), device)
         heads.append(target.fused_argmax)
     own = draft.model.lm_head if "lm_head" in draft.model else target.head_layer
-    # a selecting draft walks through candidates, and takes their logits
+    # a DFlash 2 draft needs the logits of its candidates
     if type(draft) is BoundDraft and (weight := _head_matrix(own)) is not None:
         config = draft.model.config
         cap = config.final_logit_softcapping or None
@@ -198,6 +200,6 @@ def _head_matrix(layer: nn.Module | None) -> Weight | None:
     return None if layer is None or "bias" in layer else matrix_of(layer)
 
 
-def gate_here(policy: KernelPolicy) -> Gate:
-    """Return the gate whose answers are kept in this user's configuration folder."""
-    return Gate(GateStore(settings_folder() / "kernels", Machine.here()), policy)
+def default_autotuner(policy: KernelPolicy) -> Autotuner:
+    """Return the autotuner that stores its results in this user's settings folder."""
+    return Autotuner(ResultStore(settings_folder() / "kernels", TuningPlatform.here()), policy)

@@ -1,6 +1,6 @@
-"""Putting a layer of ours in the place of one of a model that was just loaded.
+"""Replaces layers of a loaded model by subclasses that launch kernels.
 
-As quantization does, through `update_modules`; no class and no module of others is changed.
+Uses `update_modules`, as `nn.quantize` does. No class of MLX or mlx-lm is changed.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ Layer = TypeVar("Layer", bound=nn.Module)
 
 
 def rewrap_layer(layer: nn.Module, ours: type[Layer]) -> Layer:
-    """A layer of the class `ours` with the very parameters, children and settings of `layer`."""
+    """Return a layer of class `ours` with the same parameters, children and settings as `layer`."""
     made = ours.__new__(ours)
     nn.Module.__init__(made)
     for name, part in layer.items():
@@ -25,6 +25,6 @@ def rewrap_layer(layer: nn.Module, ours: type[Layer]) -> Layer:
     return made
 
 
-def put(model: nn.Module, layers: Iterable[tuple[str, nn.Module]]) -> None:
-    """Put `layers` into `model`, each at its path."""
+def replace_layers(model: nn.Module, layers: Iterable[tuple[str, nn.Module]]) -> None:
+    """Replace the module of `model` at each path by the given layer."""
     model.update_modules(tree_unflatten(list(layers)))

@@ -10,7 +10,7 @@ from dflash_mlx.commands import main
 from dflash_mlx.doctor import checkup
 from dflash_mlx.doctor.checkup import Finding
 from dflash_mlx.hub.resolve import find_packaged
-from dflash_mlx.kernels.pair_kernels import put_kernels
+from dflash_mlx.kernels.pair_kernels import install_kernels
 from dflash_mlx.pairs import registry
 from dflash_mlx.system.machine import this_machine
 from tests.metal.fake_chip import FakeChip
@@ -129,22 +129,22 @@ def test_doctor_says_which_kernels_serve_and_why(home, capsys, monkeypatch):
     found = json.loads(run(capsys, "doctor", "--kernels", "--json"))
     if found["machine"]["device"] != "metal":
         assert found["pair"]["kernels"] == []
-    put = put_kernels
+    put = install_kernels
     monkeypatch.setattr(
-        "dflash_mlx.kernels.pair_kernels.put_kernels",
+        "dflash_mlx.kernels.pair_kernels.install_kernels",
         lambda pair, policy: put(pair, policy, FakeChip()),
     )
     found = json.loads(run(capsys, "doctor", "--kernels", "--json"))["pair"]["kernels"]
     assert {item["kernel"] for item in found} >= {"dense_verify", "head_argmax"}
-    assert {item["reason"] for item in found} == {"not raced on this machine yet"}
+    assert {item["reason"] for item in found} == {"not autotuned on this machine yet"}
     assert {item["geometry"] for item in found} == {None}
-    assert "stock MLX; not raced" in run(capsys, "doctor", "--kernels")
+    assert "stock MLX; not autotuned" in run(capsys, "doctor", "--kernels")
 
 
 @pytest.mark.skipif(mx.metal.is_available(), reason="there is a device here")
-def test_doctor_races_only_where_there_is_a_device(home, capsys):
-    """A race on a CPU would compare nothing with nothing."""
-    assert main(["doctor", "--race"]) == 2
+def test_doctor_autotunes_only_on_a_metal_device(home, capsys):
+    """Timing kernels on a CPU would compare nothing."""
+    assert main(["doctor", "--autotune"]) == 2
     assert "needs a Metal device" in capsys.readouterr().err
 
 

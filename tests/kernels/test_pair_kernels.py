@@ -1,4 +1,4 @@
-"""Kernels in a loaded pair: put in, raced after the first answer, used only if right and faster."""
+"""Kernels in a loaded pair: installed at load, tuned after the first answer, used if faster."""
 
 import math
 import threading
@@ -17,18 +17,18 @@ from dflash_mlx.engine.measured_costs import cost_key
 from dflash_mlx.engine.worker import Worker
 from dflash_mlx.errors import BadRequest
 from dflash_mlx.kernels.layers import OURS
-from dflash_mlx.kernels.pair_kernels import put_kernels
+from dflash_mlx.kernels.pair_kernels import install_kernels
 from dflash_mlx.models.pair import Pair
-from tests.metal.fake_chip import MACHINE, FakeChip
+from tests.metal.fake_chip import PLATFORM, FakeChip
 from tests.tiny import answer, loaded_pair, random_draft, tiny_target
 
-KEYS = (24,)  # contexts at which attention is chosen: the prompt has 45 tokens
+KEYS = (24,)  # context length from which attention is tuned: the prompt has 45 tokens
 MATRICES = {"quantized_verify", "dense_verify", "head_argmax", "head_merge"}
 KERNELS = MATRICES | {"verify_attention", "block_attention"}
 
 
 def make_pair(bits=4):
-    """A tiny pair with heads that the kernels take; what divides by 32 is quantized."""
+    """Return a tiny pair with supported head sizes, quantized where K is divisible by 32."""
     target = tiny_target("qwen3", head_dim=64, num_hidden_layers=2)
     draft = random_draft(
         target, head_dim=64, sliding_window=None, layer_types=("full_attention",) * 2
@@ -42,9 +42,9 @@ def _divides(path, layer):
     return hasattr(layer, "to_quantized") and layer.weight.shape[-1] % 32 == 0
 
 
-def put(pair, folder, chip=None, policy="auto", machine=MACHINE):
+def install(pair, folder, chip=None, policy="auto", platform=PLATFORM):
     chip = chip or FakeChip()
-    return put_kernels(pair, policy, chip, chip.gate(folder, policy, machine), KEYS)
+    return install_kernels(pair, policy, chip, chip.autotuner(folder, policy, platform), KEYS)
 
 
 def no_step(text):
@@ -53,7 +53,7 @@ def no_step(text):
 
 @pytest.fixture(scope="module")
 def stock():
-    """What the pair writes with stock MLX alone."""
+    """The tokens that the pair generates with stock MLX."""
     return answer(make_pair(), 24)
 
 
@@ -62,76 +62,78 @@ def kinds(pair):
 
 
 @pytest.mark.parametrize(("policy", "device"), [("off", FakeChip()), ("auto", None)])
-def test_off_or_without_a_device_the_models_stay_as_they_are(tmp_path, policy, device):
-    """On Linux, and for whoever wants none of this, every layer is mlx-lm's own."""
+def test_off_or_without_a_device_no_layer_is_replaced(tmp_path, policy, device):
+    """On Linux and with --kernels off, every layer must be the one of mlx-lm."""
     pair = make_pair()
     before = kinds(pair)
-    assert put_kernels(pair, policy, device) is None
+    assert install_kernels(pair, policy, device) is None
     assert kinds(pair) == before
     assert not before & set(OURS.values())
 
 
 def test_force_without_a_device_is_refused():
-    """A promise that cannot be kept has to be refused before anything is downloaded."""
+    """Forced kernels without Metal must be refused before anything is downloaded."""
     from dflash_mlx import load
 
     with pytest.raises(BadRequest, match="no Metal device"):
-        put_kernels(make_pair(), "force", None)
+        install_kernels(make_pair(), "force", None)
     if not mx.metal.is_available():
         with pytest.raises(BadRequest, match="no Metal device"):
             load("no-such-model", kernels="force")
 
 
-def test_without_a_draft_there_are_no_blocks(tmp_path):
-    """Plain decoding reads one row at a time, which stock MLX does well."""
-    assert put(Pair(tiny_target("qwen3")), tmp_path) is None
+def test_without_a_draft_no_kernel_is_installed(tmp_path):
+    """Plain decoding verifies no blocks."""
+    assert install(Pair(tiny_target("qwen3")), tmp_path) is None
 
 
-def test_loading_races_nothing(tmp_path, stock):
-    """Twenty seconds before the first word would drive everybody away."""
+def test_loading_tunes_nothing(tmp_path, stock):
+    """Tuning at load delayed the first token by 20 seconds."""
     chip = FakeChip()
     pair = make_pair()
-    kernels = put(pair, tmp_path, chip)
+    kernels = install(pair, tmp_path, chip)
     assert answer(pair, 24) == stock
     assert (chip.launched, chip.now, kernels.n_used) == ([], 0.0, 0)
-    assert kernels.waiting
-    assert {verdict.reason for verdict in kernels.answers()} == {"not raced on this machine yet"}
+    assert kernels.has_pending
+    assert {result.reason for result in kernels.all_results()} == {
+        "not autotuned on this machine yet"
+    }
 
 
-def test_kernels_that_won_serve_the_blocks_and_change_no_token(tmp_path, stock):
-    """From a race to forward passes of both models: every kernel is reached."""
+def test_selected_kernels_serve_the_blocks_and_change_no_token(tmp_path, stock):
+    """After tuning, the forward passes of both models must launch every kernel."""
     chip, pair, steps = FakeChip(), make_pair(), []
-    kernels = put(pair, tmp_path, chip)
-    kernels.race(steps.append, budget_s=math.inf)
-    assert kernels.n_used == kernels.n_asked == len(steps)
-    assert steps[0].startswith(f"racing kernels: 1 of {kernels.n_asked}, ")
+    kernels = install(pair, tmp_path, chip)
+    kernels.autotune(steps.append, budget_s=math.inf)
+    assert kernels.n_used == kernels.n_cases == len(steps)
+    assert steps[0].startswith(f"autotuning kernels: 1 of {kernels.n_cases}, ")
     chip.launched.clear()
     assert answer(pair, 24) == stock
     assert set(chip.launched) == KERNELS
 
 
-def test_a_stored_answer_is_used_at_once(tmp_path, stock):
-    """Racing happens once per chip and version, not at each start."""
-    put(make_pair(), tmp_path).race(no_step, budget_s=math.inf)
+def test_stored_results_are_used_at_load(tmp_path, stock):
+    """Tuning runs once per chip and version, not at every start."""
+    install(make_pair(), tmp_path).autotune(no_step, budget_s=math.inf)
     chip, pair = FakeChip(), make_pair()
-    kernels = put(pair, tmp_path, chip)
-    assert kernels.n_used == kernels.n_asked
-    assert not kernels.waiting
+    kernels = install(pair, tmp_path, chip)
+    assert kernels.n_used == kernels.n_cases
+    assert not kernels.has_pending
     assert chip.launched == []
     assert answer(pair, 24) == stock
     assert set(chip.launched) == KERNELS
 
 
 @pytest.mark.parametrize("change", [{"chip": "Apple M5"}, {"macos": "27.0"}, {"mlx": "0.33.0"}])
-def test_a_stored_answer_does_not_cross_a_version(tmp_path, change):
-    """Another chip, macOS or MLX may be slower, or wrong."""
-    put(make_pair(), tmp_path).race(no_step, budget_s=math.inf)
-    kernels = put(make_pair(), tmp_path, machine=replace(MACHINE, **change))
-    assert kernels.n_used == 0 and kernels.waiting
+def test_stored_results_of_another_platform_are_not_used(tmp_path, change):
+    """Kernels may be slower or wrong on another chip, macOS or MLX version."""
+    install(make_pair(), tmp_path).autotune(no_step, budget_s=math.inf)
+    kernels = install(make_pair(), tmp_path, platform=replace(PLATFORM, **change))
+    assert kernels.n_used == 0 and kernels.has_pending
 
 
 class Typed(FakeChip):
-    """A chip that notes which attentions it was given, and in which types."""
+    """A chip that records the attention kernels it launches and their types."""
 
     def __init__(self):
         super().__init__()
@@ -143,27 +145,27 @@ class Typed(FakeChip):
         return super().run(launch)
 
 
-def test_attention_is_raced_in_the_type_it_will_be_used_in(tmp_path):
-    """Norms in float32 widen the halves of a GGUF file: a tile raced in halves would not fit."""
+def test_attention_is_tuned_in_the_type_it_runs_in(tmp_path):
+    """Float32 norms of GGUF files make rows float32; a tile for float16 rows does not fit them."""
     chip, pair = Typed(), make_pair()
     pair.target.model.set_dtype(mx.float16)
     for _, layer in pair.target.model.named_modules():
         if isinstance(layer, nn.RMSNorm):
             layer.weight = layer.weight.astype(mx.float32)
-    put(pair, tmp_path, chip, "force").race(no_step, budget_s=math.inf)
-    raced, chip.attended = chip.attended, set()
+    install(pair, tmp_path, chip, "force").autotune(no_step, budget_s=math.inf)
+    tuned, chip.attended = chip.attended, set()
     answer(pair, 24)
     assert (
         chip.attended
-        == raced
+        == tuned
         == {("verify_attention", mx.float32), ("block_attention", mx.float32)}
     )
 
 
-def test_rows_of_another_type_are_left_to_stock_mlx(tmp_path):
-    """The kernel's memory was reckoned for another type, and Metal refuses what exceeds it."""
+def test_rows_of_another_type_use_stock_mlx(tmp_path):
+    """A geometry for 16-bit rows needs too much threadgroup memory for float32 rows."""
     chip, pair = Typed(), make_pair()
-    put(pair, tmp_path, chip, "force").race(no_step, budget_s=math.inf)
+    install(pair, tmp_path, chip, "force").autotune(no_step, budget_s=math.inf)
     pair.target.model.set_dtype(mx.float16)
     chip.attended = set()
     answer(pair, 24)
@@ -181,12 +183,12 @@ def off(y):
 @pytest.mark.parametrize("policy", ["auto", "force"])
 @pytest.mark.parametrize("spoil", [nan, off])
 def test_a_wrong_kernel_is_never_used(tmp_path, stock, spoil, policy):
-    """Whatever a compiler makes of a kernel, a wrong or no number must not reach a token."""
+    """A kernel that returns wrong values or NaN must not affect a token."""
     chip, pair = FakeChip(spoil=spoil), make_pair()
-    kernels = put(pair, tmp_path, chip, policy)
-    kernels.race(no_step, budget_s=math.inf)
+    kernels = install(pair, tmp_path, chip, policy)
+    kernels.autotune(no_step, budget_s=math.inf)
     assert kernels.n_used == 0
-    assert all(verdict.reason.startswith("wrong: ") for verdict in kernels.verdicts)
+    assert all(result.reason.startswith("wrong: ") for result in kernels.results)
     chip.launched.clear()
     assert answer(pair, 24) == stock
     assert chip.launched == []
@@ -197,53 +199,53 @@ def refuse(y):
 
 
 def test_a_chip_that_refuses_every_geometry_keeps_stock_mlx(tmp_path, stock):
-    """Thread limits show only when a launch is evaluated; that must not end the program."""
+    """Thread limits appear only when a launch is evaluated; that must not end the program."""
     chip, pair = FakeChip(spoil=refuse), make_pair()
-    kernels = put(pair, tmp_path, chip)
-    kernels.race(no_step, budget_s=math.inf)
-    assert {verdict.reason.partition(":")[0] for verdict in kernels.verdicts} == {
+    kernels = install(pair, tmp_path, chip)
+    kernels.autotune(no_step, budget_s=math.inf)
+    assert {result.reason.partition(":")[0] for result in kernels.results} == {
         "refused by this chip"
     }
     assert answer(pair, 24) == stock
 
 
 def test_slower_kernels_are_used_when_forced_only(tmp_path, stock):
-    """auto promises speed; force is for trying what is right."""
+    """The policy auto must not make decoding slower."""
     slow = {"ours_s": 0.002, "stock_s": 0.001}
-    kernels = put(make_pair(), tmp_path, FakeChip(**slow))
-    kernels.race(no_step, budget_s=math.inf)
+    kernels = install(make_pair(), tmp_path, FakeChip(**slow))
+    kernels.autotune(no_step, budget_s=math.inf)
     assert kernels.n_used == 0
     chip, pair = FakeChip(**slow), make_pair()
-    forced = put(pair, tmp_path, chip, "force")
-    forced.race(no_step, budget_s=math.inf)
-    assert forced.n_used == forced.n_asked
+    forced = install(pair, tmp_path, chip, "force")
+    forced.autotune(no_step, budget_s=math.inf)
+    assert forced.n_used == forced.n_cases
     assert answer(pair, 24) == stock
     assert set(chip.launched) == KERNELS
 
 
-def test_races_end_after_their_budget(tmp_path):
-    """What there was no time for stays stock MLX and is asked again at the next start."""
+def test_tuning_ends_after_its_budget(tmp_path):
+    """Pending cases use stock MLX and are tuned at the next start."""
     chip = FakeChip(ours_s=0.05, stock_s=0.1)
-    kernels = put(make_pair(), tmp_path, chip)
-    kernels.race(no_step)
-    assert 0 < kernels.n_used < kernels.n_asked
-    assert not kernels.waiting
-    again = put(make_pair(), tmp_path, FakeChip())
-    assert again.n_used == kernels.n_used and again.waiting
+    kernels = install(make_pair(), tmp_path, chip)
+    kernels.autotune(no_step)
+    assert 0 < kernels.n_used < kernels.n_cases
+    assert not kernels.has_pending
+    again = install(make_pair(), tmp_path, FakeChip())
+    assert again.n_used == kernels.n_used and again.has_pending
 
 
-def test_a_folder_that_cannot_be_written_costs_the_memory_only(tmp_path):
-    """A read-only home must not take the kernels away, and is said."""
+def test_a_folder_that_cannot_be_written_keeps_results_in_memory(tmp_path):
+    """A read-only home must not disable kernels, and must be reported."""
     (tmp_path / "kernels").write_text("a file")
     steps = []
-    kernels = put(make_pair(), tmp_path / "kernels" / "folder")
-    kernels.race(steps.append, budget_s=math.inf)
-    assert kernels.n_used == kernels.n_asked
-    assert steps[-1].startswith("kernel choices could not be kept in ")
+    kernels = install(make_pair(), tmp_path / "kernels" / "folder")
+    kernels.autotune(steps.append, budget_s=math.inf)
+    assert kernels.n_used == kernels.n_cases
+    assert steps[-1].startswith("kernel choices could not be stored in ")
 
 
 class Loaded:
-    """An engine whose pair has kernels on a fake chip."""
+    """An engine whose pair has kernels on a simulated chip."""
 
     def __init__(self, folder, **chip):
         self.chip, self.steps = FakeChip(**chip), []
@@ -251,65 +253,67 @@ class Loaded:
 
         def make():
             pair = make_pair()
-            gate = self.chip.gate(folder)
-            kernels = put_kernels(pair, "auto", self.chip, gate, KEYS, self.steps.append)
+            autotuner = self.chip.autotuner(folder)
+            kernels = install_kernels(pair, "auto", self.chip, autotuner, KEYS, self.steps.append)
             return loaded_pair(pair, kernels=kernels)
 
         self.engine = Engine(worker.run(make), worker)
         self.kernels = self.engine.loaded.kernels
 
     def settle(self):
-        """Wait until no race is waiting."""
-        while self.engine.worker.run(lambda: self.kernels.waiting):
+        """Wait until no tuning case is pending."""
+        while self.engine.worker.run(lambda: self.kernels.has_pending):
             pass
 
 
 SHORT = GenerationConfig(max_tokens=8)
 
 
-def test_races_are_held_after_the_first_answer(tmp_path):
-    """The first word comes first; from the second answer on kernels may serve."""
+def test_tuning_runs_after_the_first_answer(tmp_path):
+    """Tuning must not delay the first answer; later answers may use kernels."""
     made = Loaded(tmp_path)
     with made.engine as engine:
         assert (made.chip.launched, made.steps) == ([], [])
         first = engine.generate("Hello", SHORT)
         made.settle()
-        assert made.kernels.n_used == made.kernels.n_asked == len(made.steps)
-        assert made.steps[-1].startswith(f"racing kernels: {len(made.steps)} of {len(made.steps)}")
+        assert made.kernels.n_used == made.kernels.n_cases == len(made.steps)
+        assert made.steps[-1].startswith(
+            f"autotuning kernels: {len(made.steps)} of {len(made.steps)}"
+        )
         made.chip.launched.clear()
         assert engine.generate("Hello", SHORT).tokens == first.tokens
         assert set(made.chip.launched) >= MATRICES
 
 
-def test_a_request_waits_for_one_race_at_most(tmp_path):
-    """Whoever types quickly must not wait for twenty seconds of races."""
+def test_a_request_waits_for_one_case_at_most(tmp_path):
+    """A request during tuning waited for all remaining cases, up to 20 seconds."""
     made = Loaded(tmp_path)
-    raced, asked = [], threading.Event()
-    answer_one = made.kernels.race_next
+    tuned, requested = [], threading.Event()
+    tune_one = made.kernels.tune_next
 
-    def race_next():
-        another_waits = answer_one()
-        raced.append(True)
-        asked.wait(60)  # the request is in the queue before the second race
-        return another_waits
+    def tune_next():
+        another_is_pending = tune_one()
+        tuned.append(True)
+        requested.wait(60)  # the request is queued before the second case
+        return another_is_pending
 
-    made.kernels.race_next = race_next
+    made.kernels.tune_next = tune_next
     with made.engine as engine:
         engine.generate("Hello", SHORT)
-        while not raced:
+        while not tuned:
             pass
         stream = engine.stream("Again", SHORT)
         before = []
-        reader = threading.Thread(target=lambda: before.append(next(iter(stream)) and len(raced)))
+        reader = threading.Thread(target=lambda: before.append(next(iter(stream)) and len(tuned)))
         reader.start()
-        asked.set()
+        requested.set()
         reader.join()
         stream.cancel()
         assert before[0] <= 2
 
 
-def test_closing_ends_the_races(tmp_path):
-    """`generate` answers once and leaves; it must not stay for all races."""
+def test_closing_ends_tuning(tmp_path):
+    """`generate` exits after one answer and must not wait for all cases."""
     made = Loaded(tmp_path)
     closing = []
     evaluate = made.chip.evaluate
@@ -323,47 +327,47 @@ def test_closing_ends_the_races(tmp_path):
                 pass
         evaluate(array)
 
-    object.__setattr__(made.kernels._gate, "evaluate", close_meanwhile)
+    object.__setattr__(made.kernels._autotuner, "evaluate", close_meanwhile)
     made.engine.generate("Hello", SHORT)
     while not closing:
         pass
     closing[0].join()
-    assert len(made.kernels.verdicts) == 1
+    assert len(made.kernels.results) == 1
 
 
-def test_races_can_be_asked_for_before_the_first_answer(tmp_path):
-    """A benchmark has to race before it measures, not in between."""
+def test_tuning_can_run_before_the_first_answer(tmp_path):
+    """A benchmark must tune before it measures, not between its measurements."""
     made = Loaded(tmp_path)
     with made.engine as engine:
         steps = []
         engine.autotune_kernels(steps.append)
-        assert made.kernels.n_used == made.kernels.n_asked == len(steps)
+        assert made.kernels.n_used == made.kernels.n_cases == len(steps)
 
 
 def test_costs_belong_to_the_kernels_they_were_measured_with(tmp_path):
-    """Costs of stock MLX would keep auto from wide blocks that have become cheap."""
+    """Costs of stock MLX are too high for large blocks that a kernel made cheap."""
     pair = make_pair()
-    kernels = put(pair, tmp_path / "kernels")
+    kernels = install(pair, tmp_path / "kernels")
     loaded = loaded_pair(pair, kernels=kernels)
     before = cost_key(loaded)
-    kernels.race(no_step, budget_s=math.inf)
+    kernels.autotune(no_step, budget_s=math.inf)
     after = cost_key(loaded)
     assert (before.kernels, before.name) != (after.kernels, after.name)
     assert before.kernels == cost_key(loaded_pair(pair)).kernels == "stock"
 
 
-def test_costs_are_kept_as_those_of_the_kernels_they_were_measured_with(tmp_path, monkeypatch):
-    """One answer and away: stock costs were filed under kernels that had won meanwhile."""
+def test_costs_are_stored_under_the_kernels_they_were_measured_with(tmp_path, monkeypatch):
+    """Stock costs were stored under the kernels that tuning selected after the answer."""
     measured = []
     curve = CostCurve((1, 4), (0,), ((0.01, 0.01),), 0.0)
     monkeypatch.setattr(measured_costs, "_measure", lambda loaded: measured.append(loaded) or curve)
     pair = make_pair()
-    kernels = put(pair, tmp_path / "kernels")
+    kernels = install(pair, tmp_path / "kernels")
     loaded = measured_costs.with_costs(
         loaded_pair(pair, kernels=kernels), no_step, CostStore(tmp_path)
     )
     measured_costs.remeasure_costs(loaded)
-    kernels.race(no_step, budget_s=math.inf)
+    kernels.autotune(no_step, budget_s=math.inf)
     assert cost_key(loaded).kernels == "stock"
     measured_costs.remeasure_costs(loaded)
     measured_costs.remeasure_costs(loaded)

@@ -1,8 +1,7 @@
-"""Where kernel tests run: the executor on Linux, or the GPU with `--device metal` on a Mac.
+"""Devices of the kernel tests: the executor on Linux, or the GPU with `--device metal` on a Mac.
 
-Kernel tests take `device` (plain build), `ordered_device` (each of the three lane orders) or
-`traced_device` (every access watched) and hand it to the launcher. On a Mac all three are the
-GPU, so the same cases check kernels and executor alike.
+`device` is a plain build, `ordered_device` each of three lane orders, `traced_device` checks every
+memory access. On a Mac all three are the GPU, so the same cases test kernels and executor.
 """
 
 from __future__ import annotations
@@ -31,7 +30,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run kernel tests in the Linux executor (default) or on this Mac's GPU",
     )
     parser.addoption(
-        "--full", action="store_true", help="run kernels over the product of all values, not pairs"
+        "--full",
+        action="store_true",
+        help="run kernels over the product of all values instead of all pairs",
     )
 
 
@@ -40,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give a test marked `over(axes)` its cases: all pairs, or the product with `--full`."""
+    """Parametrize a test marked `over(axes)`: all pairs, or the product with `--full`."""
     mark = metafunc.definition.get_closest_marker("over")
     if mark is not None:
         full = metafunc.config.getoption("--full")
@@ -56,7 +57,7 @@ def _id(case: Case | Batch) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test once for every case of a batch; its failure says which one it was."""
+    """Run a test once for every case of a batch; a failure names the case."""
     batch = pyfuncitem.funcargs.get("case")
     if not isinstance(batch, Batch):
         return None
@@ -79,7 +80,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def on_gpu(request: pytest.FixtureRequest) -> bool:
-    """True when the tests run on a Mac's GPU."""
+    """Whether the tests run on a Mac's GPU."""
     chosen = request.config.getoption("--device", "executor")
     if chosen == "metal" and not mx.metal.is_available():
         raise pytest.UsageError("--device metal needs a Mac whose MLX has Metal")
@@ -88,7 +89,7 @@ def on_gpu(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(scope="session")
 def objects(on_gpu: bool) -> Objects:
-    """The store of compiled kernels; skips what needs the executor where it cannot run."""
+    """The store of compiled kernels; skips tests of the executor where it cannot run."""
     reason = "runs in the executor only" if on_gpu else missing()
     if reason:
         pytest.skip(reason)
@@ -104,23 +105,23 @@ def _device(request: pytest.FixtureRequest, order: str, traced: bool) -> Device:
 
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> Device:
-    """A device for launches, fast."""
+    """A device without tracing."""
     return _device(request, "ascending", traced=False)
 
 
 @pytest.fixture
 def device_in(request: pytest.FixtureRequest) -> Callable[[str], Device]:
-    """A device for launches, by order of lanes, simdgroups and threadgroups."""
+    """A function from an order of lanes, simdgroups and threadgroups to a device."""
     return lambda order: _device(request, order, traced=False)
 
 
 @pytest.fixture(params=ORDERS)
 def ordered_device(request: pytest.FixtureRequest) -> Device:
-    """A device for launches, in each order of lanes, simdgroups and threadgroups."""
+    """A device in each order of lanes, simdgroups and threadgroups."""
     return _device(request, request.param, traced=False)
 
 
 @pytest.fixture
 def traced_device(request: pytest.FixtureRequest) -> Device:
-    """A device that watches every access; keep shapes small (K <= 1024, N <= 512, keys <= 600)."""
+    """A device that checks every access; use small shapes (K <= 1024, N <= 512, keys <= 600)."""
     return _device(request, "random", traced=True)

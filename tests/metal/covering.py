@@ -1,9 +1,7 @@
-"""Which cases a kernel test runs: all pairs of values on each commit, or everything.
+"""Selects the cases of a kernel test: all pairs of values, or the product with `--full`.
 
-A case needs a compiled pipeline and a shape. Compiling takes most of the time, so pairs of
-pipeline values are covered with few pipelines first, and cases then draw from these only.
-`--full` runs the product of all pipeline and shape values; `extra` values, which only cut the
-work differently, follow in turn.
+Compiling takes most of the time, so pairs of pipeline values are first covered with few
+pipelines, and all cases use these pipelines.
 """
 
 from __future__ import annotations
@@ -21,10 +19,11 @@ Missing = dict[Value, set[Value]]  # the values that each value has not met
 
 @dataclass(frozen=True)
 class Axes:
-    """What is varied: `pipeline` and `extra` change what is compiled, `shape` does not.
+    """The values to combine: `pipeline` and `extra` change the compiled code, `shape` does not.
 
-    `every`: each pipeline meets each shape value, for shape values that mean something only
-    together with a pipeline's (a row of the third tile needs a pipeline with three tiles).
+    `every` combines each pipeline with each shape value, for shape values that depend on the
+    pipeline (a row of the third tile needs a pipeline with three tiles). The full product leaves
+    out the combinations of `extra` values, which only divide the work differently.
     """
 
     pipeline: Values
@@ -34,7 +33,7 @@ class Axes:
 
 
 def covering_cases(axes: Axes) -> list[Case]:
-    """Cases with every pair of values of any two axes."""
+    """Return cases with every pair of values of any two axes."""
     pipelines = all_pairs({**axes.pipeline, **axes.extra})
     if axes.every:
         cases = all_pairs({"pipeline": pipelines, **axes.shape})
@@ -43,7 +42,7 @@ def covering_cases(axes: Axes) -> list[Case]:
 
 
 def all_cases(axes: Axes) -> list[Case]:
-    """The product of all pipeline and shape values."""
+    """Return the product of all pipeline and shape values."""
     extras = itertools.cycle(product(axes.extra))
     return [
         {**pipeline, **extra, **shape}
@@ -54,30 +53,30 @@ def all_cases(axes: Axes) -> list[Case]:
 
 @dataclass(frozen=True)
 class Batch:
-    """Cases of one pipeline, run by one test: a test of its own for each would cost more."""
+    """Cases of one pipeline in one test, which takes less time than one test per case."""
 
     cases: tuple[Case, ...]
 
 
 def batches(axes: Axes) -> list[Batch]:
-    """The product of all pipeline and shape values, a batch for each pipeline."""
+    """Return the product of all pipeline and shape values, one batch per pipeline."""
     cases = all_cases(axes)
     size = len(product(axes.shape))
     return [Batch(tuple(cases[i : i + size])) for i in range(0, len(cases), size)]
 
 
 def product(values: Values) -> list[Case]:
-    """Every combination of the values."""
+    """Return every combination of the values."""
     return [
         dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())
     ]
 
 
 def all_pairs(values: Values, bases: Sequence[Case] = ({},)) -> list[Case]:
-    """Few cases, each with the values of one of `bases`, that hold every pair these allow.
+    """Return few cases with every pair of values; each case extends one of `bases`.
 
-    The axes that bases fix are the same in all of them. Greedy, always the same: a case takes
-    the base and then, axis by axis, the value with most missing pairs.
+    All bases fix the same axes. Greedy and deterministic: a case takes a base and then, axis by
+    axis, the value with the most missing pairs.
     """
     if len(values) == 1:
         return product(values)
@@ -102,11 +101,11 @@ def all_pairs(values: Values, bases: Sequence[Case] = ({},)) -> list[Case]:
 
 
 def _filled(base: dict[str, int], values: Values, missing: Missing, turn: int) -> dict[str, int]:
-    """`base` with a value for every other axis; among equals another one at each turn."""
+    """Return `base` with a value for every other axis; ties are broken by `turn`."""
     chosen = dict(base)
     free = [name for name in values if name not in base]
     if not base:
-        # Nothing to add to yet: start with the value that has met fewest.
+        # Without a base, start with the axis whose values have the most missing pairs.
         free.sort(key=lambda name: -max(len(missing[name, k]) for k in range(len(values[name]))))
     for name in free:
         count = len(values[name])
@@ -119,6 +118,6 @@ def _filled(base: dict[str, int], values: Values, missing: Missing, turn: int) -
 
 
 def _gain(case: dict[str, int], missing: Missing) -> int:
-    """Missing pairs that `case` holds, each counted from both ends."""
+    """Return the number of missing pairs in `case`, each counted twice."""
     met = set(case.items())
     return sum(len(missing[value] & met) for value in met)

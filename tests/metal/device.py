@@ -1,4 +1,4 @@
-"""The executor as a device that `dflash_mlx.metal` can launch on."""
+"""The executor as a device for the launches of `dflash_mlx.metal`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.metal.executor import Executor, Run
 
 
 class WrongBehaviour(AssertionError):
-    """A kernel did something that Metal does not allow; the message shows where."""
+    """A kernel did something that Metal does not allow; the message names the source line."""
 
     def __init__(self, kernel: str, run: Run) -> None:
         self.reports = tuple(run.reports)
@@ -25,14 +25,14 @@ class WrongBehaviour(AssertionError):
 
 
 class ExecutorDevice:
-    """Runs launches through an executor, keeps each run, and refuses any report."""
+    """Runs launches in an executor, records each run, and raises on any report."""
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
         self.runs: list[Run] = []
 
     def run(self, launch: Launch) -> Sequence[mx.array]:
-        """Outputs of `launch`; raises WrongBehaviour if the executor reports anything."""
+        """Return the outputs of `launch`; raises WrongBehaviour on a report."""
         run = self.executor.run(
             launch.kernel.compiled,
             launch.inputs,

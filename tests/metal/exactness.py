@@ -1,7 +1,7 @@
-"""Inputs that find mistakes, and how close a kernel must come to the truth.
+"""Test inputs, and the error that a kernel may have.
 
-The truth is computed in float64. A kernel accumulates in float32, so it may miss by a few
-units of the sum of magnitudes, and then rounds once to its own type.
+Expected values are computed in float64. A kernel accumulates in float32, with an error relative to
+the sum of magnitudes, and then rounds once to its result type.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ACCUMULATION: Final = 1e-6
 
 
 def drawn(seed: int, shape: Sequence[int], dtype: mx.Dtype, outliers: bool = True) -> mx.array:
-    """Normal values; with `outliers` a few along the last axis are 50 times as large."""
+    """Return normal values; with `outliers` some columns are 50 times as large."""
     rng = np.random.default_rng(seed)
     values = rng.standard_normal(shape)
     if outliers:
@@ -30,12 +30,12 @@ def drawn(seed: int, shape: Sequence[int], dtype: mx.Dtype, outliers: bool = Tru
 
 
 def exact(array: mx.array) -> Exact:
-    """The values of `array` in float64."""
+    """Return the values of `array` in float64."""
     return np.array(array.astype(mx.float32)).astype(np.float64)
 
 
 def check(result: mx.array, truth: Exact, magnitude: Exact | float, slack: float = 1.0) -> None:
-    """Fail unless `result` is `truth` up to rounding; `magnitude` is a sum of magnitudes."""
+    """Assert that `result` is `truth` up to rounding; `magnitude` is a sum of magnitudes."""
     assert result.shape == truth.shape, f"{result.shape} instead of {truth.shape}"
     error: Any = np.abs(exact(result) - truth)
     allowed = ROUNDING[result.dtype] * np.abs(truth) + slack * ACCUMULATION * magnitude

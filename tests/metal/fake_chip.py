@@ -1,4 +1,4 @@
-"""A chip without a GPU: launches are computed by the references, and time is what it is told."""
+"""A simulated chip: references compute the launches, and a fake clock gives the time."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import mlx.core as mx
 
 from dflash_mlx.config import KernelPolicy
-from dflash_mlx.kernels.gate import Gate
-from dflash_mlx.kernels.gate_store import GateStore, Machine
+from dflash_mlx.kernels.autotuner import Autotuner
+from dflash_mlx.kernels.result_store import ResultStore, TuningPlatform
 from dflash_mlx.metal.block_attention import BlockKeys, BlockMask, block_attention_reference
 from dflash_mlx.metal.build import Launch
 from dflash_mlx.metal.dense_verify import dense_verify_reference
@@ -21,20 +21,20 @@ from dflash_mlx.metal.head_merge import Strips, head_merge_reference
 from dflash_mlx.metal.quantized_verify import QuantizedWeight, quantized_verify_reference
 from dflash_mlx.metal.verify_attention import verify_attention_reference
 
-MACHINE = Machine("Apple M4 Max", "26.1", "0.32.4")
+PLATFORM = TuningPlatform("Apple M4 Max", "26.1", "0.32.4")
 
 
 def same(y: mx.array) -> mx.array:
-    """Leave a result as it is."""
+    """Return a result unchanged."""
     return y
 
 
 @dataclass
 class FakeChip:
-    """A device and the clock beside it: a step of ours takes `ours_s`, of stock MLX `stock_s`.
+    """A device with a clock: a step takes `ours_s` with a kernel and `stock_s` with stock MLX.
 
-    `spoil` turns the first output of a launch into what the chip gives instead. Attention is
-    computed in one piece, so contexts have to be shorter than what is split.
+    `spoil` changes the first output of every launch. Attention is computed without splits, so
+    contexts must be shorter than one split.
     """
 
     ours_s: float = 0.001
@@ -45,7 +45,7 @@ class FakeChip:
     busy: bool = False
 
     def run(self, launch: Launch) -> Sequence[mx.array]:
-        """The outputs of a launch."""
+        """Return the outputs of a launch."""
         self.launched.append(launch.kernel.name)
         self.busy = True
         computed = _COMPUTED[launch.kernel.name](launch, dict(launch.template))
@@ -53,14 +53,16 @@ class FakeChip:
         return [self.spoil(first), *others]
 
     def evaluate(self, array: mx.array) -> None:
-        """Wait for a chain; the clock moves on."""
+        """Evaluate a chain and advance the clock."""
         mx.eval(array)
         self.now += 16 * (self.ours_s if self.busy else self.stock_s)
         self.busy = False
 
-    def gate(self, folder: Path, policy: KernelPolicy = "auto", machine: Machine = MACHINE) -> Gate:
-        """A gate that races on this chip."""
-        return Gate(GateStore(folder, machine), policy, lambda: self.now, self.evaluate)
+    def autotuner(
+        self, folder: Path, policy: KernelPolicy = "auto", platform: TuningPlatform = PLATFORM
+    ) -> Autotuner:
+        """Return an autotuner that measures on this chip."""
+        return Autotuner(ResultStore(folder, platform), policy, lambda: self.now, self.evaluate)
 
 
 def _quantized(launch: Launch, template: dict[str, Any]) -> mx.array:
@@ -70,20 +72,20 @@ def _quantized(launch: Launch, template: dict[str, Any]) -> mx.array:
 
 
 def _verify(launch: Launch, template: dict[str, Any]) -> mx.array:
-    assert template["DIRECT"], "the fake chip splits no keys"
+    assert template["DIRECT"], "the simulated chip does not split keys"
     q, k, v, scale = launch.inputs
     return verify_attention_reference(q, k, v, float(scale.item()), template["WINDOW"] or None)
 
 
 def _block(launch: Launch, template: dict[str, Any]) -> mx.array:
-    assert template["DIRECT"], "the fake chip splits no keys"
+    assert template["DIRECT"], "the simulated chip does not split keys"
     q, *keys, scale = launch.inputs
     mask = BlockMask(template["WINDOW"] or None, template["CAUSAL"])
     return block_attention_reference(q, BlockKeys(*keys), float(scale.item()), mask)
 
 
 def _head(launch: Launch, template: dict[str, Any]) -> list[mx.array]:
-    """The lists of all strips: everything stands in the first, the others saw nothing."""
+    """Return the lists of all strips: the first holds the result, the others are empty."""
     x, w, scales, biases, factors = launch.inputs
     weight: mx.array | QuantizedWeight = w
     if template["QUANTIZED"]:

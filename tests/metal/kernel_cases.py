@@ -1,7 +1,7 @@
-"""The kernel tests as data: which modules test kernels, their cases, and how one case runs.
+"""The kernel test modules, their cases, and how one case runs.
 
-A kernel test module has `AXES`, perhaps `WATCHED` (axes for traced runs), and
-`_run(case, device)`, which launches and compares with the truth.
+A kernel test module has `AXES`, optionally `WATCHED` (axes of traced runs), and
+`_run(case, device)`, which launches the kernel and compares the result.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 
 
 def shipped_kernels() -> dict[str, Kernel]:
-    """Every kernel of `dflash_mlx.metal` by name."""
+    """Return every kernel of `dflash_mlx.metal` by name."""
     modules = pkgutil.iter_modules(dflash_mlx.metal.__path__)
     texts = (importlib.import_module(f"dflash_mlx.metal.{module.name}") for module in modules)
     found = [value for text in texts for value in vars(text).values() if isinstance(value, Kernel)]
@@ -33,7 +33,7 @@ def shipped_kernels() -> dict[str, Kernel]:
 
 
 def kernel_tests() -> dict[str, ModuleType]:
-    """Every kernel test module by the name of its kernel."""
+    """Return every kernel test module by the name of its kernel."""
     found = {}
     for path in sorted(HERE.glob("test_*.py")):
         text = path.read_text(encoding="utf-8")
@@ -44,7 +44,7 @@ def kernel_tests() -> dict[str, ModuleType]:
 
 
 def cases(module: ModuleType, *, watched: bool = False, most: int = 0) -> list[Case]:
-    """The module's covering cases, or `most` of them spread evenly."""
+    """Return the covering cases of the module, or `most` of them spread evenly."""
     axes = getattr(module, "WATCHED", module.AXES) if watched else module.AXES
     every = covering_cases(axes)
     if not most or len(every) <= most:
@@ -53,7 +53,7 @@ def cases(module: ModuleType, *, watched: bool = False, most: int = 0) -> list[C
 
 
 def run_case(module: ModuleType, case: Case, device: Device) -> None:
-    """Run one case; AssertionError when the result is wrong or anything was reported."""
+    """Run one case; raises AssertionError for a wrong result or a report."""
     module._run(case, device)
 
 
@@ -64,13 +64,13 @@ def run_test(test: Callable[..., None], device: Device) -> None:
 
 
 class SourceRecorder:
-    """A device that keeps the source of every launch and answers with zeros."""
+    """A device that records the source of every launch and returns zeros."""
 
     def __init__(self) -> None:
         self.sources: dict[str, Source] = {}
 
     def run(self, launch: Launch) -> Sequence[mx.array]:
-        """Zeros in the shapes of the launch's outputs."""
+        """Return zeros in the shapes of the outputs."""
         source = generate(
             launch.kernel.compiled,
             launch.inputs,
@@ -87,11 +87,11 @@ class SourceRecorder:
 
 
 def sources(module: ModuleType, most: int) -> list[Source]:
-    """Generated sources of up to `most` of the module's cases, each instantiation once."""
+    """Return the generated sources of up to `most` cases of the module, without duplicates."""
     recorder = SourceRecorder()
     for case in cases(module, most=most):
         try:
             run_case(module, case, recorder)
         except AssertionError:
-            continue  # zeros are the wrong answer; only the source is wanted
+            continue  # zeros are wrong results; only the source is needed
     return list(recorder.sources.values())

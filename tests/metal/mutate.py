@@ -1,10 +1,6 @@
-"""Plants every fault in our kernels and prints how many the tests catch.
+"""Mutation test: applies every fault to the kernels and prints how many the tests detect.
 
-    python -m tests.metal.mutate [part of a fault's name ...]
-
-A fault is caught when one of a few cases of the kernel's own tests gives a wrong result, or the
-executor reports wrong behaviour. Cases run traced first, then plain in the three lane orders.
-Exit status 1 when less than 95% are caught.
+python -m tests.metal.mutate [part of a fault's name ...]
 """
 
 from __future__ import annotations
@@ -37,11 +33,11 @@ LIMIT_S = 15
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What happened to a fault.
+class FaultResult:
+    """The result for one fault.
 
     caught: the kind of the report or "wrong result"; None when every case passed.
-    stale: why the fault could not be planted, so that it counts as not caught.
+    stale: why the fault could not be applied; it then counts as not caught.
     """
 
     fault: Fault
@@ -52,14 +48,14 @@ class Verdict:
 
 
 class FaultyDevice:
-    """Plants a fault in every launch before it runs on another device."""
+    """Applies a fault to every launch before it runs on another device."""
 
     def __init__(self, device: Device, fault: Fault) -> None:
         self.device, self.fault = device, fault
         self.planted = False
 
     def run(self, launch: Launch) -> Sequence[mx.array]:
-        """Outputs of the faulty kernel."""
+        """Return the outputs of the faulty kernel."""
         faulty = self.fault.plant(launch.kernel)
         if faulty is None:
             return self.device.run(launch)
@@ -67,18 +63,21 @@ class FaultyDevice:
         return self.device.run(replace(launch, kernel=faulty))
 
 
-def judge(fault: Fault) -> Verdict:
-    """Run cases of the fault's kernel until one catches it."""
+def judge(fault: Fault) -> FaultResult:
+    """Run cases of the fault's kernel, traced first, until one detects it."""
     started = time.monotonic()
     try:
         caught, tried = _hunt(fault)
     except (StaleFault, CompileError) as error:
-        return Verdict(fault, None, 0, time.monotonic() - started, str(error))
-    return Verdict(fault, caught, tried, time.monotonic() - started)
+        return FaultResult(fault, None, 0, time.monotonic() - started, str(error))
+    return FaultResult(fault, caught, tried, time.monotonic() - started)
 
 
 def _hunt(fault: Fault) -> tuple[str | None, int]:
-    """What caught the fault and after how many cases; raises StaleFault when it fits nowhere."""
+    """Return what detected the fault and after how many cases.
+
+    Raises StaleFault when the text of the fault is in no launched kernel.
+    """
     tried, planted = 0, False
     for executor, attempt in _attempts(fault, Objects()):
         tried += 1
@@ -92,34 +91,34 @@ def _hunt(fault: Fault) -> tuple[str | None, int]:
     return None, tried
 
 
-def judge_all(faults: Iterable[Fault], jobs: int = 2) -> Iterator[Verdict]:
-    """Verdicts in the order of the faults as they come, worked out by `jobs` processes."""
+def judge_all(faults: Iterable[Fault], jobs: int = 2) -> Iterator[FaultResult]:
+    """Yield the results in the order of the faults, computed by `jobs` processes."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
         yield from pool.map(judge, faults)
 
 
-def score(verdicts: Sequence[Verdict]) -> float:
-    """Share of the faults that were caught."""
-    return sum(v.caught is not None for v in verdicts) / len(verdicts)
+def score(results: Sequence[FaultResult]) -> float:
+    """Return the share of the faults that were detected."""
+    return sum(v.caught is not None for v in results) / len(results)
 
 
-def describe(v: Verdict) -> str:
-    """One line about a verdict."""
+def describe(v: FaultResult) -> str:
+    """Return one line of text for a result."""
     if v.stale:
         return f"STALE     {v.fault.id} [{v.stale}]"
     outcome = "caught" if v.caught else "SURVIVED"
     return f"{outcome:9} {v.fault.id} [{v.caught or 'no'} in {v.cases} cases, {v.seconds:.1f} s]"
 
 
-def summary(verdicts: Sequence[Verdict]) -> str:
-    """The score in words."""
-    n_caught = sum(v.caught is not None for v in verdicts)
-    return f"{n_caught} of {len(verdicts)} planted faults caught: {score(verdicts):.1%}"
+def summary(results: Sequence[FaultResult]) -> str:
+    """Return the score as text."""
+    n_caught = sum(v.caught is not None for v in results)
+    return f"{n_caught} of {len(results)} planted faults caught: {score(results):.1%}"
 
 
 def _attempts(fault: Fault, objects: Objects) -> Iterator[tuple[Executor, Attempt]]:
-    """Executors and what to run on them, likely catches first."""
+    """Yield executors and what to run on them, the most sensitive first."""
     module = kernel_tests()[fault.kernel]
 
     def executor(traced: bool, order: str) -> Executor:
@@ -137,7 +136,7 @@ def _attempts(fault: Fault, objects: Objects) -> Iterator[tuple[Executor, Attemp
 
 
 def _drawn(fault: Fault, every: Sequence[Case], most: int) -> list[Case]:
-    """Up to `most` cases that can show the fault, always the same draw."""
+    """Return a fixed sample of up to `most` cases that can show the fault."""
     able = [case for case in every if fault.shows_in(case)]
     return random.Random(7).sample(able, min(most, len(able)))
 
@@ -147,21 +146,24 @@ def _caught(attempt: Attempt, device: Device) -> str | None:
         attempt(device)
     except WrongBehaviour as wrong:
         return wrong.reports[0].kind
-    except (AssertionError, IndexError, ValueError):  # a test that falls over has failed too
+    except (AssertionError, IndexError, ValueError):  # an error in a test also detects the fault
         return "wrong result"
     return None
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Judge the faults whose id holds one of the arguments (all without arguments)."""
+    """Test the faults whose id contains one of the arguments, or all without arguments.
+
+    Returns exit status 1 when less than 95% are detected.
+    """
     chosen = [f for f in read_faults() if not arguments or any(a in f.id for a in arguments)]
-    verdicts = []
-    for verdict in judge_all(chosen):
-        verdicts.append(verdict)
-        sys.stdout.write(describe(verdict) + "\n")
+    results = []
+    for result in judge_all(chosen):
+        results.append(result)
+        sys.stdout.write(describe(result) + "\n")
         sys.stdout.flush()
-    sys.stdout.write(summary(verdicts) + "\n")
-    return 0 if score(verdicts) >= WANTED else 1
+    sys.stdout.write(summary(results) + "\n")
+    return 0 if score(results) >= WANTED else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""attention_merge joins splits as if the keys had never been split."""
+"""attention_merge gives the attention of the unsplit keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AXES = Axes(
 
 
 def _parts(splits: int, size: int, empty: bool) -> mx.array:
-    """Unfinished rows; with `empty` the last split saw no key."""
+    """Return unfinished rows; with `empty` the last split has no visible key."""
     parts = np.array(drawn(splits, (splits, HEADS, ROWS, size + 2), mx.float32, outliers=False))
     parts[..., size + 1] = 1 + np.abs(parts[..., size + 1])
     if empty:
@@ -46,24 +46,24 @@ def _run(case: Case, device: Device | None) -> None:
 
 
 @pytest.mark.over(AXES)
-def test_joins_the_splits(case: Case, device_in: Callable[[str], Device]) -> None:
-    """A split weighed wrongly, or an empty one counted, bends every answer at long context."""
+def test_merges_the_splits(case: Case, device_in: Callable[[str], Device]) -> None:
+    """A split with a wrong weight, or a counted empty one, changes attention at long contexts."""
     _run(case, device_in(case["order"]))
 
 
 @pytest.mark.parametrize("size", [80, 256])
-def test_does_nothing_that_metal_forbids(size: int, traced_device: Device) -> None:
-    """An element left unwritten shows up as yesterday's memory."""
+def test_traced_run_has_no_reports(size: int, traced_device: Device) -> None:
+    """Elements that no thread writes keep old memory contents."""
     _run({"size": size, "splits": 5, "dtype": "bfloat16"}, traced_device)
 
 
-def test_without_a_device_the_reference_answers() -> None:
-    """A machine without Metal is a normal case, not an error."""
+def test_without_a_device_the_reference_is_used() -> None:
+    """Machines without Metal use the reference implementation."""
     _run({"size": 64, "splits": 5, "dtype": "float32"}, None)
 
 
-def test_refuses_parts_of_another_type() -> None:
-    """Bad input must raise with its reason, never answer wrongly."""
+def test_rejects_parts_of_another_type() -> None:
+    """Unsupported inputs must raise with the reason instead of giving wrong results."""
     with pytest.raises(BadRequest, match="float32"):
         attention_merge(_parts(2, 64, empty=False).astype(mx.float16), mx.float16, device=None)
     with pytest.raises(BadRequest, match="S, H, M"):

@@ -64,26 +64,26 @@ def _keys(groups: int, context: int, rows: int, size: int, dtype: mx.Dtype) -> B
 
 
 def _truth(q: mx.array, keys: BlockKeys, scale: float, mask: BlockMask) -> tuple[Exact, Exact]:
-    """The mask written out key by key, as DFlash states it."""
+    """Return attention with the mask of DFlash computed key by key."""
     context, rows = keys.context_k.shape[2], q.shape[2]
-    seen = np.zeros((rows, context + rows), bool)
+    visible = np.zeros((rows, context + rows), bool)
     for row in range(rows):
         for key in range(context + rows):
             in_block = key >= context
             if in_block:
-                seen[row, key] = not mask.causal or key - context <= row
+                visible[row, key] = not mask.causal or key - context <= row
             else:
-                seen[row, key] = mask.window is None or context + row - key < mask.window
+                visible[row, key] = mask.window is None or context + row - key < mask.window
     k = mx.concatenate([keys.context_k, keys.block_k], axis=2)
     v = mx.concatenate([keys.context_v, keys.block_v], axis=2)
-    return attention(q, k, v, scale, seen)
+    return attention(q, k, v, scale, visible)
 
 
 @functools.lru_cache(maxsize=4)
 def _posed(
     dtype: str, size: int, heads: tuple[int, int], rows: int, context: int, mask: BlockMask
 ) -> tuple[mx.array, BlockKeys, tuple[Exact, Exact]]:
-    """Queries, keys and the truth, kept for the next case: most differ in lane order only."""
+    """Return queries, keys and the expected result; cached, most cases differ in order."""
     q = queries(1, heads[0], rows, size, DTYPES[dtype])
     keys = _keys(heads[1], context, rows, size, DTYPES[dtype])
     return q, keys, _truth(q, keys, 1.5 * size**-0.5, mask)
@@ -106,13 +106,13 @@ def _run(case: Case, device: Device) -> None:
 
 @pytest.mark.over(AXES)
 def test_equals_float64_attention(case: Case, device_in: Callable[[str], Device]) -> None:
-    """A draft that sees a key too many or too few still drafts, and is accepted less."""
+    """A draft with a wrong mask still drafts, but its acceptance rate is lower."""
     _run(case, device_in(case["order"]))
 
 
 @pytest.mark.over(WATCHED)
-def test_does_nothing_that_metal_forbids(case: Case, traced_device: Device) -> None:
-    """The seam between the two sources is where a stray read or a race would hide."""
+def test_traced_run_has_no_reports(case: Case, traced_device: Device) -> None:
+    """The border between context and block is where reads out of bounds may occur."""
     _run(case, traced_device)
 
 
@@ -121,14 +121,14 @@ def test_does_nothing_that_metal_forbids(case: Case, traced_device: Device) -> N
 def test_a_long_context_is_right_in_the_shipped_geometry(
     context: int, mask: BlockMask, device: Device
 ) -> None:
-    """Splits and their merge only matter where contexts are long; this is what users run."""
+    """Long contexts use splits and the merge in the default geometry."""
     q, keys = queries(1, 8, 16, 128, mx.bfloat16), _keys(2, context, 16, 128, mx.bfloat16)
     out = block_attention(q, keys, 0.1, mask, device=device)
     check(out, *_truth(q, keys, 0.1, mask), slack=4)
 
 
 def test_reads_both_sources_once(traced_device: Device) -> None:
-    """Joining context and block in memory would write and read the whole cache once more."""
+    """Concatenating context and block would write and read the whole cache once more."""
     if not isinstance(traced_device, ExecutorDevice):
         pytest.skip("counts exist in the executor only")
     q, keys = queries(1, 8, 16, 128, mx.bfloat16), _keys(2, 100, 16, 128, mx.bfloat16)
@@ -139,8 +139,8 @@ def test_reads_both_sources_once(traced_device: Device) -> None:
         assert counts.read_issued == counts.unique_read == 2 * rows * 128 * 2
 
 
-def test_without_a_device_the_reference_answers() -> None:
-    """A machine without Metal is a normal case, not an error."""
+def test_without_a_device_the_reference_is_used() -> None:
+    """Machines without Metal use the reference implementation."""
     q, keys = queries(1, 4, 5, 64, mx.float32), _keys(2, 40, 5, 64, mx.float32)
     for mask in (BlockMask(), BlockMask(9), BlockMask(9, causal=True), BlockMask(causal=True)):
         out = block_attention(q, keys, 0.1, mask, device=None)
@@ -162,7 +162,7 @@ BAD: dict[str, tuple[Spoiled, str]] = {
         ),
         "1 rows",
     ),
-    "block rows": (lambda q, k: (q[:, :, :4], k, BlockMask()), "5 keys in a block of 4"),
+    "block rows": (lambda q, k: (q[:, :, :4], k, BlockMask()), "block_k has 5 rows and q 4"),
     "types": (lambda q, k: (q, replace(k, context_v=_half(k.context_v)), BlockMask()), "one type"),
     "no context": (
         lambda q, k: (
@@ -172,7 +172,7 @@ BAD: dict[str, tuple[Spoiled, str]] = {
         ),
         "0 elements",
     ),
-    "head size": (lambda q, k: (q[..., :40], k, BlockMask()), "heads of 40"),
+    "head size": (lambda q, k: (q[..., :40], k, BlockMask()), "head size is 40"),
     "groups": (
         lambda q, k: (
             q,
@@ -181,13 +181,13 @@ BAD: dict[str, tuple[Spoiled, str]] = {
         ),
         "1 in the block",
     ),
-    "window": (lambda q, k: (q, k, BlockMask(window=4)), "window of 4"),
+    "window": (lambda q, k: (q, k, BlockMask(window=4)), "window is 4"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_refuses_what_it_cannot_take(name: str) -> None:
-    """Bad input must raise with its reason, with and without Metal, never answer wrongly."""
+def test_rejects_unsupported_inputs(name: str) -> None:
+    """Unsupported inputs must raise with the reason instead of giving wrong results."""
     spoil, reason = BAD[name]
     q, keys = queries(1, 4, 5, 64, mx.float32), _keys(2, 40, 5, 64, mx.float32)
     spoiled_q, spoiled_keys, mask = spoil(q, keys)

@@ -1,4 +1,4 @@
-"""Kernel texts as they ship, and the one way to launch them."""
+"""Kernel sources as shipped, and the launch."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ KERNELS = sorted(path.stem for path in FOLDER.glob("*.metal"))
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_every_kernel_is_a_pair_that_says_what_it_is(name: str) -> None:
-    """A reader must find layout, limits, geometry and provenance on top of every kernel."""
+def test_every_kernel_documents_its_layout(name: str) -> None:
+    """Layout, limits, grid and source must be at the top of every kernel."""
     text = (FOLDER / f"{name}.metal").read_text(encoding="utf-8")
     assert text.startswith(f"// {name}: ")
     assert (FOLDER / f"{name}.py").exists()
@@ -28,7 +28,7 @@ def test_every_kernel_is_a_pair_that_says_what_it_is(name: str) -> None:
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_includes_are_resolved_once(name: str) -> None:
-    """A helper pasted twice is a redefinition, one left out an unknown name."""
+    """A helper included twice is a redefinition, a missing one an unknown name."""
     kernel = read_kernel(name, [], [])
     assert '#include "' not in kernel.header
     defined = re.findall(r"^inline \w+ (\w+)\(", kernel.header, re.MULTILINE)
@@ -36,8 +36,8 @@ def test_includes_are_resolved_once(name: str) -> None:
     assert "// body" not in kernel.header + kernel.body
 
 
-def test_a_changed_text_has_another_hash() -> None:
-    """The gate's answers hang on this hash."""
+def test_a_changed_source_has_another_hash() -> None:
+    """Stored tuning results are valid for one hash only."""
     assert KERNEL.source_hash == read_kernel(KERNEL.name, KERNEL.inputs, KERNEL.outputs).source_hash
     other = build.Kernel(
         KERNEL.name, KERNEL.inputs, KERNEL.outputs, KERNEL.header + " ", KERNEL.body
@@ -46,21 +46,21 @@ def test_a_changed_text_has_another_hash() -> None:
 
 
 def test_a_kernel_is_made_once() -> None:
-    """Making it again per launch would cost more than the launch."""
+    """Creating the kernel object per launch takes longer than the launch."""
     assert KERNEL.compiled is KERNEL.compiled
 
 
-def test_the_launch_is_handed_to_the_device_as_it_stands() -> None:
-    """Executor, Metal and counters all see the same launch, or none of them proves anything."""
-    seen: list[Launch] = []
+def test_the_device_gets_the_whole_launch() -> None:
+    """Executor, Metal and counters must run the same launch."""
+    launches: list[Launch] = []
 
-    class Looking:
+    class Recording:
         def run(self, launch: Launch) -> list[mx.array]:
-            seen.append(launch)
+            launches.append(launch)
             return [mx.zeros(launch.output_shapes[0], launch.output_dtypes[0])]
 
-    dense_verify(mx.ones((5, 64)), mx.ones((100, 64)), device=Looking())
-    (launch,) = seen
+    dense_verify(mx.ones((5, 64)), mx.ones((100, 64)), device=Recording())
+    (launch,) = launches
     assert launch.kernel.name == "dense_verify"
     assert launch.grid[0] == launch.threadgroup[0] <= 256
     assert launch.output_shapes == ((5, 100),)
@@ -68,7 +68,7 @@ def test_the_launch_is_handed_to_the_device_as_it_stands() -> None:
 
 @pytest.mark.skipif(mx.metal.is_available(), reason="needs a machine without Metal")
 def test_without_metal_there_is_no_default_device() -> None:
-    """The launchers then answer with their references."""
+    """The launchers then use their references."""
     assert build.DEFAULT_DEVICE is None
     launch = Launch(KERNEL, (), (), (1, 1, 1), (1, 1, 1), (), ())
     with pytest.raises((RuntimeError, ValueError)):

@@ -1,4 +1,4 @@
-"""The cost table: its scaling is proved on small shapes, and what it promises holds."""
+"""The count table: its scaling on small shapes, and the properties of the kernels it shows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _weight(outputs: int, inputs: int) -> QuantizedWeight:
 
 
 def _small() -> dict[str, list[Launch]]:
-    """One small launch list per kernel of the table, with ragged edges."""
+    """Return one small launch list per kernel of the table, with ragged edges."""
     x = mx.zeros((13, 256), mx.bfloat16)
     few = mx.zeros((7, 256), mx.bfloat16)
     dense = mx.zeros((301, 256), mx.bfloat16)
@@ -59,7 +59,7 @@ def _small() -> dict[str, list[Launch]]:
 
 @pytest.mark.parametrize("name", _small())
 def test_one_threadgroup_per_class_counts_the_whole_grid(name: str, objects: Objects) -> None:
-    """If two inner threadgroups differed, every large count in the table would be wrong."""
+    """Counts are scaled from one threadgroup per class, so those of a class must be equal."""
     launches = _small()[name]
     alike = HEADS_ALIKE.get(name.replace("stock ", "MLX "), ())
     scaled, whole = (
@@ -67,14 +67,14 @@ def test_one_threadgroup_per_class_counts_the_whole_grid(name: str, objects: Obj
     )
     assert replace(scaled, group_bytes={}) == replace(whole, group_bytes={})
     for buffer, size in whole.group_bytes.items():
-        # Rows that are no multiple of 64 bytes share lines differently; weights and keys do not.
+        # Only rows whose size is not a multiple of 64 bytes share lines differently.
         exact = buffer in ("w", "scales", "biases", "k", "v", "keys")
         assert scaled.group_bytes[buffer] == pytest.approx(size, rel=0 if exact else 0.05), buffer
 
 
 @pytest.mark.parametrize("name", _small())
 def test_kernels_touch_every_byte(name: str, objects: Objects) -> None:
-    """The least traffic in the table is the size of all arrays; it must really be touched."""
+    """The minimum traffic in the table is the size of all arrays, so all must be accessed."""
     for launch in _small()[name]:
         device = ExecutorDevice(Executor(traced=True, objects=objects))
         device.run(launch)
@@ -85,7 +85,7 @@ def test_kernels_touch_every_byte(name: str, objects: Objects) -> None:
 
 
 def test_classes_cover_the_grid() -> None:
-    """Weights of the classes must add up to the threadgroups."""
+    """The sizes of the classes must add up to the number of threadgroups."""
     for shape in ((1, 1, 1), (2, 300, 1), (7, 4, 50)):
         total = shape[0] * shape[1] * shape[2]
         for alike in ((), (1,)):
@@ -100,8 +100,8 @@ def test_groups_are_clipped_like_mlx_clips() -> None:
     assert groups(launch) == (2, 76, 1)
 
 
-def test_least_time_is_the_larger_bound() -> None:
-    """Bandwidth decides for few rows, arithmetic for many."""
+def test_minimum_time_is_the_larger_bound() -> None:
+    """Bandwidth bounds few rows, arithmetic many."""
     chip = Chip("test", bandwidth=100, tflops=1)
     assert least_ms(chip, 10**9, 10**9) == pytest.approx(10.0)
     assert least_ms(chip, 10**6, 10**11) == pytest.approx(100.0)
@@ -115,20 +115,20 @@ def _ours(rows: int) -> list[tuple[Entry, Counted]]:
 
 @pytest.mark.parametrize("rows", [5, 8, 16])
 def test_weights_and_cache_are_read_once(rows: int) -> None:
-    """The reason for these kernels: every weight and every key once per round up to 16 rows."""
+    """Up to 16 rows, every weight and every key must be read once per round."""
     for entry, counted in _ours(rows):
         assert counted.watched <= 1.01 * entry.watched_bytes, entry.key
 
 
 def test_no_multiply_is_wasted_at_16_rows() -> None:
-    """MLX's matrix kernel issues twice the useful multiplies at 16 rows."""
+    """At 16 rows no multiply may be padding; MLX's matrix kernel issues twice the useful ones."""
     for entry, counted in _ours(16):
         if "keys" not in entry.layer:
             assert counted.multiplies * FLOPS_PER_MULTIPLY <= 1.1 * entry.flops, entry.key
 
 
 def test_the_stored_table_is_current(capsys: pytest.CaptureFixture[str]) -> None:
-    """A table of last month's kernels would promise what nobody ships."""
+    """The table must show the shipped kernels."""
     assert main(["--check"]) == 0, capsys.readouterr().err
     if stored_mlx() != version("mlx"):
         pytest.skip(f"stock kernels were counted with MLX {stored_mlx()}, this is {version('mlx')}")

@@ -1,4 +1,4 @@
-"""The cases of kernel tests: few of them, yet no pair of values is left out."""
+"""The cases of kernel tests: few, but with every pair of values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AXES = Axes(
 
 
 def test_every_pair_of_values_is_covered() -> None:
-    """A pair left out is a kernel that breaks at one bit width and one group, unseen."""
+    """Without a pair, an error at one bit width and one group size is not found."""
     cases = covering_cases(AXES)
     axes = {**AXES.pipeline, **AXES.shape, **AXES.extra}
     for a, b in itertools.combinations(axes, 2):
@@ -23,20 +23,20 @@ def test_every_pair_of_values_is_covered() -> None:
 
 
 def test_few_pipelines_are_compiled() -> None:
-    """Pipelines cost most of the time: their number stays near the largest product of two axes."""
+    """Compiling pipelines takes most of the time of a test run."""
     pipelines = all_pairs({**AXES.pipeline, **AXES.extra})
     assert 9 <= len(pipelines) <= 12
 
 
-def test_the_full_run_leaves_nothing_out() -> None:
-    """--full promises the product of all pipeline and shape values."""
+def test_the_full_run_is_the_product() -> None:
+    """--full must run the product of all pipeline and shape values."""
     cases = all_cases(AXES)
     assert len(cases) == 3 * 2 * 2 * 5 * 3
     assert {case["slices"] for case in cases} == {1, 2, 8}
 
 
 def test_batches_are_the_full_run_by_pipeline() -> None:
-    """A batch that mixes pipelines would hide which of them fails, and compile in the middle."""
+    """A batch with several pipelines does not show which of them fails."""
     made = batches(AXES)
     assert [case for batch in made for case in batch.cases] == all_cases(AXES)
     assert len(made) == 3 * 2 * 2

@@ -1,4 +1,4 @@
-"""dense_verify against float64, over types, rows, ragged sizes, cuts and orders."""
+"""dense_verify against float64, over types, rows, ragged sizes, geometries and lane orders."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ def _run(case: Case, device: Device) -> None:
 
 @pytest.mark.over(AXES)
 def test_equals_the_float64_product(case: Case, device_in: Callable[[str], Device]) -> None:
-    """A short last block or a ragged edge read wrongly spoils one logit in a thousand."""
+    """An error in the last block or at a ragged edge changes few outputs."""
     _run(case, device_in(case["order"]))
 
 
 @pytest.mark.over(WATCHED)
-def test_does_nothing_that_metal_forbids(case: Case, traced_device: Device) -> None:
-    """A read past the last weight is a crash on somebody's Mac, and silent here."""
+def test_traced_run_has_no_reports(case: Case, traced_device: Device) -> None:
+    """A read past the last weight can crash on a GPU and passes unnoticed on a CPU."""
     _run(case, traced_device)
 
 
 @pytest.mark.parametrize("rows", [5, 8, 16, 32])
 def test_reads_weights_once_and_wastes_no_multiply(rows: int, traced_device: Device) -> None:
-    """Stock MLX reads bfloat16 weights twice or more from two rows on."""
+    """Stock MLX reads bfloat16 weights twice from 6 rows on."""
     if not isinstance(traced_device, ExecutorDevice):
         pytest.skip("counts exist in the executor only")
     columns, inputs = 64, 512
@@ -76,14 +76,14 @@ def test_reads_weights_once_and_wastes_no_multiply(rows: int, traced_device: Dev
 
 
 def test_the_shipped_geometry_is_right_at_a_real_width(device: Device) -> None:
-    """The launcher's own choice is what users run; the cases above choose for it."""
+    """The other cases set the geometry; this one uses the default of the launcher."""
     x, w = drawn(1, (16, 2560), mx.bfloat16), drawn(2, (1024, 2560), mx.bfloat16)
     y = dense_verify(x, w, device=device)
     check(y, exact(x) @ exact(w).T, np.abs(exact(x)) @ np.abs(exact(w)).T)
 
 
-def test_without_a_device_the_reference_answers() -> None:
-    """A machine without Metal is a normal case, not an error."""
+def test_without_a_device_the_reference_is_used() -> None:
+    """Machines without Metal use the reference implementation."""
     x, w = drawn(1, (4, 40), mx.bfloat16), drawn(2, (12, 40), mx.bfloat16)
     y = dense_verify(x, w, device=None)
     assert mx.array_equal(y, dense_verify_reference(x, w))
@@ -102,8 +102,8 @@ BAD: dict[str, tuple[Spoiled, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_refuses_what_it_cannot_take(name: str) -> None:
-    """Bad input must raise with its reason, with and without Metal, never answer wrongly."""
+def test_rejects_unsupported_inputs(name: str) -> None:
+    """Unsupported inputs must raise with the reason instead of giving wrong results."""
     spoil, reason = BAD[name]
     good = drawn(1, (4, 40), mx.float32), drawn(2, (12, 40), mx.float32)
     with pytest.raises(BadRequest, match=reason):

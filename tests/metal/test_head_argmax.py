@@ -1,4 +1,4 @@
-"""head_argmax against float64 logits, over types, widths, rows, vocabularies and list lengths."""
+"""head_argmax against float64 logits, over types, bits, rows, vocabularies and list lengths."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ WATCHED = Axes(
 
 
 def _head(case: Case) -> tuple[Head, Exact, Exact]:
-    """A head, its matrix in float64 and the magnitudes of what the kernel adds up."""
+    """Return a head, its matrix in float64, and the magnitudes of the added terms."""
     dtype = DTYPES[case["dtype"]]
     columns = (128 if case["weights"] == "dense" else case["weights"][1]) * case["parts"]
     full = drawn(1, (case["vocabulary"], columns), dtype, outliers=False) * 0.05
@@ -69,7 +69,7 @@ def _head(case: Case) -> tuple[Head, Exact, Exact]:
 
 
 def _check(best: BestTokens, x: mx.array, head: Head, matrix: Exact, magnitude: Exact) -> None:
-    """Fail unless the listed tokens are the best ones, up to the error of their logits."""
+    """Assert that the listed tokens are the best ones, up to the error of their logits."""
     logits = exact(x) @ matrix.T * head.scale
     error = 1e-6 * (np.abs(exact(x)) @ magnitude.T) + 1e-6
     if head.cap is not None:
@@ -98,18 +98,18 @@ def _run(case: Case, device: Device) -> None:
 
 @pytest.mark.over(AXES)
 def test_lists_the_best_tokens(case: Case, device_in: Callable[[str], Device]) -> None:
-    """The wrong best token is a wrong word; a wrong log-sum-exp is a wrong probability."""
+    """A wrong best token changes the text; a wrong log-sum-exp changes the confidence."""
     _run(case, device_in(case["order"]))
 
 
 @pytest.mark.over(WATCHED)
-def test_does_nothing_that_metal_forbids(case: Case, traced_device: Device) -> None:
-    """Lists that live across lanes and strips break in races that no result shows."""
+def test_traced_run_has_no_reports(case: Case, traced_device: Device) -> None:
+    """Data races in the lists across lanes and strips may not show in the result."""
     _run(case, traced_device)
 
 
-def test_equal_logits_go_to_the_lowest_token(ordered_device: Device) -> None:
-    """Tokens of equal logits must not change with the strip or lane that met them first."""
+def test_of_equal_logits_the_lowest_token_is_listed(ordered_device: Device) -> None:
+    """The choice between equal logits must not depend on strips or lanes."""
     rows = drawn(1, (40, 64), mx.float32, outliers=False)
     head = Head(mx.tile(rows, (9, 1)))
     x = drawn(2, (16, 64), mx.float32, outliers=False)
@@ -120,8 +120,8 @@ def test_equal_logits_go_to_the_lowest_token(ordered_device: Device) -> None:
     assert (np.diff(first, axis=1) == 40).all()
 
 
-def test_walks_several_tiles_of_a_strip(traced_device: Device) -> None:
-    """Simdgroups that share a tile must all be done with it before the next one is begun."""
+def test_a_strip_has_several_tiles(traced_device: Device) -> None:
+    """All simdgroups must finish a tile before the next one overwrites it."""
     x, w = (drawn(n, (n, 64), mx.float32, outliers=False) * 0.2 for n in (8, 2100))
     geometry = MatrixGeometry(1, 2)  # 263 tiles in 132 strips
     best = head_argmax(x, Head(w), 2, device=traced_device, geometry=geometry)
@@ -129,19 +129,19 @@ def test_walks_several_tiles_of_a_strip(traced_device: Device) -> None:
 
 
 def test_never_writes_the_logits(traced_device: Device) -> None:
-    """Writing [rows, vocabulary] and reading it back is what the kernel is there to avoid."""
+    """The kernel exists to avoid writing and reading [rows, vocabulary] logits."""
     if not isinstance(traced_device, ExecutorDevice):
         pytest.skip("counts exist in the executor only")
     x, w = drawn(1, (16, 8), mx.bfloat16), drawn(2, (8192, 8), mx.bfloat16)
     head_argmax(x, Head(w), 2, device=traced_device)
-    walk, _ = traced_device.runs
-    written = sum(b.written_issued for b in walk.counts.buffers.values())
+    first, _ = traced_device.runs
+    written = sum(b.written_issued for b in first.counts.buffers.values())
     assert written <= 256 * 16 * (2 * 8 + 8) < 16 * 8192 * 2
-    assert walk.counts.buffers["w"].read_issued == w.nbytes
+    assert first.counts.buffers["w"].read_issued == w.nbytes
 
 
-def test_without_a_device_the_reference_answers() -> None:
-    """A machine without Metal is a normal case, not an error."""
+def test_without_a_device_the_reference_is_used() -> None:
+    """Machines without Metal use the reference implementation."""
     case = {"dtype": "float32", "weights": (4, 64), "cap": 5.0, "vocabulary": 300, "parts": 2}
     head, matrix, magnitude = _head(case)
     x = drawn(2, (5, 128), mx.float32, outliers=False)
@@ -152,15 +152,15 @@ BAD: dict[str, tuple[Callable[[mx.array, mx.array], tuple[mx.array, Head, int]],
     "33 rows": (lambda x, w: (mx.tile(x, (9, 1))[:33], Head(w), 2), "33 rows"),
     "rank": (lambda x, w: (x[None], Head(w), 2), r"\[M, K\]"),
     "K": (lambda x, w: (x[:, :30], Head(w), 2), r"\[12, 30\]"),
-    "no token": (lambda x, w: (x, Head(w), 0), "best 0 of 12"),
-    "too many": (lambda x, w: (x, Head(w), 13), "best 13 of 12"),
-    "cap": (lambda x, w: (x, Head(w, cap=-1.0), 2), "soft cap of -1"),
+    "no token": (lambda x, w: (x, Head(w), 0), "count is 0 for 12"),
+    "too many": (lambda x, w: (x, Head(w), 13), "count is 13 for 12"),
+    "cap": (lambda x, w: (x, Head(w, cap=-1.0), 2), "soft cap is -1"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_refuses_what_it_cannot_take(name: str) -> None:
-    """Bad input must raise with its reason, with and without Metal, never answer wrongly."""
+def test_rejects_unsupported_inputs(name: str) -> None:
+    """Unsupported inputs must raise with the reason instead of giving wrong results."""
     spoil, reason = BAD[name]
     x, w = drawn(1, (4, 40), mx.float32), drawn(2, (12, 40), mx.float32)
     with pytest.raises(BadRequest, match=reason):

@@ -1,4 +1,4 @@
-"""head_merge joins strips as if the vocabulary had been walked in one."""
+"""head_merge gives the best tokens of the whole vocabulary."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AXES = Axes(
 
 
 def _strips(case: Case) -> Strips:
-    """Lists of logits with many ties, sorted within each strip, and their masses."""
+    """Return lists of logits with many ties, sorted within each strip, and their masses."""
     rng = np.random.default_rng(case["strips"])
     shape = (case["strips"], case["rows"], case["count"])
     values = -np.sort(-rng.integers(-9, 9, shape).astype(np.float32), axis=-1)
@@ -52,23 +52,23 @@ def _run(case: Case, device: Device | None) -> None:
 
 @pytest.mark.over(AXES)
 def test_lists_the_best_of_all_strips(case: Case, device_in: Callable[[str], Device]) -> None:
-    """Ties across strips must go to the lowest token, or two machines write two texts."""
+    """Ties across strips must select the lowest token id, independent of the number of strips."""
     _run(case, device_in(case["order"]))
 
 
 @pytest.mark.parametrize("count", [2, 16])
-def test_does_nothing_that_metal_forbids(count: int, traced_device: Device) -> None:
-    """The lists of eight simdgroups meet in threadgroup memory."""
+def test_traced_run_has_no_reports(count: int, traced_device: Device) -> None:
+    """Eight simdgroups exchange lists through threadgroup memory."""
     _run({"count": count, "strips": 40, "rows": 2}, traced_device)
 
 
-def test_without_a_device_the_reference_answers() -> None:
-    """A machine without Metal is a normal case, not an error."""
+def test_without_a_device_the_reference_is_used() -> None:
+    """Machines without Metal use the reference implementation."""
     _run({"count": 16, "strips": 40, "rows": 3}, None)
 
 
-def test_refuses_what_it_cannot_take() -> None:
-    """Bad input must raise with its reason, with and without Metal, never answer wrongly."""
+def test_rejects_unsupported_inputs() -> None:
+    """Unsupported inputs must raise with the reason instead of giving wrong results."""
     good = _strips({"count": 2, "strips": 3, "rows": 2})
     with pytest.raises(BadRequest, match="ids is"):
         head_merge(Strips(good.values, good.ids[:1], good.masses), device=None)

@@ -1,4 +1,4 @@
-"""Layers of ours inside models of mlx: same numbers, kernels only where they were chosen."""
+"""Kernel layers in MLX models: the same results, and kernels only where selected."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
-from dflash_mlx.kernels.gate import Gate
-from dflash_mlx.kernels.layers import MatrixGroup, exchange_linears
+from dflash_mlx.kernels.autotuner import Autotuner
+from dflash_mlx.kernels.layers import MatrixGroup, replace_linears
 from dflash_mlx.kernels.pair_kernels import PairKernels
 from dflash_mlx.kernels.tuning_tasks import matrix_tasks, row_ranges
 from dflash_mlx.metal.build import Device, Launch
@@ -23,7 +23,7 @@ from tests.metal.fake_chip import FakeChip
 
 
 class Counting:
-    """A device that lets another one work and counts its launches."""
+    """A device that records the launches of another one."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -35,7 +35,7 @@ class Counting:
 
 
 class Tied(nn.Module):
-    """A model with linear layers in lists and a head that is its embedding."""
+    """A model with linear layers in a list and a tied head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,14 +65,14 @@ TOKENS = mx.array([[5, 3, 79, 0, 7, 7]])
 
 
 @pytest.mark.parametrize("bits", [None, 4, 8])
-def test_an_exchanged_model_answers_as_before(bits: int | None, device: Device) -> None:
-    """Exchanging layers must not change a logit beyond the rounding of another sum order."""
+def test_replaced_layers_give_the_same_logits(bits: int | None, device: Device) -> None:
+    """Replacing layers may change a logit only by the rounding of another order of addition."""
     expected = _model(bits)(TOKENS)
     model = _model(bits)
     counting = Counting(device)
-    groups = exchange_linears(model, device=counting)
+    groups = replace_linears(model, device=counting)
     for group in groups:
-        group.choices.settle(range(2, 33), MatrixGeometry(2, 2))
+        group.choices.select(range(2, 33), MatrixGeometry(2, 2))
     assert mx.allclose(model(TOKENS), expected, rtol=1e-4, atol=1e-5)
     names = {launch.kernel.name for launch in counting.launches}
     assert names == {"quantized_verify" if bits else "dense_verify"}
@@ -81,22 +81,22 @@ def test_an_exchanged_model_answers_as_before(bits: int | None, device: Device) 
 
 @pytest.mark.parametrize("bits", [None, 4])
 def test_rows_without_a_choice_take_the_stock_path(bits: int | None, device: Device) -> None:
-    """Single rows and prompts are stock MLX's own; they stay bit for bit what they were."""
+    """Single rows and prompts use stock MLX and keep the same bits."""
     expected = _model(bits)(TOKENS)
     model = _model(bits)
     counting = Counting(device)
-    for group in exchange_linears(model, device=counting):
-        group.choices.settle(range(7, 33), MatrixGeometry(2, 2))
+    for group in replace_linears(model, device=counting):
+        group.choices.select(range(7, 33), MatrixGeometry(2, 2))
     assert mx.array_equal(model(TOKENS), expected)
     assert counting.launches == []
 
 
 @pytest.mark.parametrize("bits", [None, 4])
 def test_parameters_keep_names_and_arrays(bits: int | None, device: Device) -> None:
-    """Weights that moved or were copied would cost memory and break what walks the model."""
+    """Copied weights would use memory; renamed ones would break code that reads parameters."""
     model = _model(bits)
     before = dict(tree_flatten(model.parameters()))
-    exchange_linears(model, device=device)
+    replace_linears(model, device=device)
     after = dict(tree_flatten(model.parameters()))
     assert {name: id(array) for name, array in after.items()} == {
         name: id(array) for name, array in before.items()
@@ -105,9 +105,9 @@ def test_parameters_keep_names_and_arrays(bits: int | None, device: Device) -> N
 
 
 def test_layers_of_one_shape_share_their_choices(device: Device) -> None:
-    """A shape is raced once, with all its weights in turn, however many layers have it."""
+    """A shape is tuned once, with all its weights in turn, for any number of layers."""
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 96))
-    groups = exchange_linears(model, device=device)
+    groups = replace_linears(model, device=device)
     assert sorted((group.name, len(group.weights)) for group in groups) == [
         ("64x64 float32", 2),
         ("96x64 float32", 1),
@@ -115,57 +115,59 @@ def test_layers_of_one_shape_share_their_choices(device: Device) -> None:
 
 
 def test_classes_of_mlx_stay_as_they_are(device: Device) -> None:
-    """Another model in the same process must never meet our layers."""
+    """Another model in the same process must not get kernel layers."""
     calls = (nn.Linear.__call__, nn.QuantizedLinear.__call__, nn.Embedding.as_linear)
-    exchange_linears(_model(4), device=device)
+    replace_linears(_model(4), device=device)
     assert calls == (nn.Linear.__call__, nn.QuantizedLinear.__call__, nn.Embedding.as_linear)
     assert type(_model(None).layers[0].layers[0]) is nn.Linear
 
 
 def test_other_quantizations_stay_as_they_are(device: Device) -> None:
-    """A layer that no kernel can read must not be touched."""
+    """A layer that no kernel supports must not be replaced."""
     model = nn.Sequential(nn.Linear(64, 64))
     nn.quantize(model, mode="mxfp4", group_size=32, bits=4)
-    assert exchange_linears(model, device=device) == ()
+    assert replace_linears(model, device=device) == ()
     assert type(model.layers[0]) is nn.QuantizedLinear
 
 
-def test_without_a_device_nothing_is_exchanged() -> None:
-    """On a machine without Metal the model stays stock MLX."""
+def test_without_a_device_nothing_is_replaced() -> None:
+    """Without Metal the model keeps the layers of MLX."""
     model = _model(None)
-    assert exchange_linears(model, device=None) == ()
+    assert replace_linears(model, device=None) == ()
     assert type(model.layers[0].layers[0]) is nn.Linear
 
 
-def _raced(
-    groups: Sequence[MatrixGroup], most_rows: int, device: Device, gate: Gate
+def _autotuned(
+    groups: Sequence[MatrixGroup], most_rows: int, device: Device, autotuner: Autotuner
 ) -> PairKernels:
-    kernels = PairKernels(matrix_tasks(groups, most_rows, device), gate)
-    kernels.race(lambda text: None, budget_s=math.inf)
+    kernels = PairKernels(matrix_tasks(groups, most_rows, device), autotuner)
+    kernels.autotune(lambda text: None, budget_s=math.inf)
     return kernels
 
 
 @pytest.mark.parametrize(("stock_s", "chosen"), [(0.002, True), (0.001, False)])
-def test_a_race_settles_the_layers(stock_s: float, chosen: bool, tmp_path: Path) -> None:
-    """From weights to launches: check, race, store, and the layers follow."""
+def test_tuning_selects_the_geometry_of_the_layers(
+    stock_s: float, chosen: bool, tmp_path: Path
+) -> None:
+    """The check, the timing and the store must lead to the choice that the layers read."""
     chip = FakeChip(stock_s=stock_s)
     model = nn.Sequential(nn.Linear(64, 40, bias=False))
-    groups = exchange_linears(model, device=chip)
-    kernels = _raced(groups, 5, chip, chip.gate(tmp_path))
-    assert [verdict.geometry is not None for verdict in kernels.verdicts] == [chosen, chosen]
+    groups = replace_linears(model, device=chip)
+    kernels = _autotuned(groups, 5, chip, chip.autotuner(tmp_path))
+    assert [result.geometry is not None for result in kernels.results] == [chosen, chosen]
     assert set(groups[0].choices.geometries) == (set(range(2, 9)) if chosen else set())
 
 
-def test_an_embedding_that_is_no_head_stays_as_it_is(device: Device) -> None:
-    """Racing a product that no model computes wastes a second of a user's time."""
+def test_an_embedding_that_is_not_a_head_is_not_replaced(device: Device) -> None:
+    """Tuning a product that the model never computes takes a second of device time."""
     model = _model(4)
-    groups = exchange_linears(model, embeddings=False, device=device)
+    groups = replace_linears(model, embeddings=False, device=device)
     assert type(model.embed_tokens) is nn.QuantizedEmbedding
     assert len(groups) == 2
 
 
 class Broken:
-    """A device whose results are off by a little in one place."""
+    """A device that changes one value of every result."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -181,22 +183,22 @@ class Broken:
 def test_the_check_catches_one_wrong_logit(
     bits: int | None, device: Device, tmp_path: Path
 ) -> None:
-    """One value in ten thousand off by a twentieth of the largest is a wrong kernel."""
+    """A kernel with one value off by 5% of the largest passed a check on averages."""
     weight = drawn(1, (300, 128), mx.bfloat16, outliers=False)
     model = nn.Sequential(nn.Linear(128, 300, bias=False))
     model.layers[0].weight = weight
     if bits:
         nn.quantize(model, group_size=64, bits=bits)
     broken = Broken(device)
-    groups = exchange_linears(model, device=broken)
+    groups = replace_linears(model, device=broken)
     assert isinstance(groups[0].weights[0], QuantizedWeight if bits else mx.array)
-    (verdict,) = _raced(groups, 4, broken, FakeChip().gate(tmp_path)).verdicts
-    assert verdict.geometry is None
-    assert verdict.reason.startswith("wrong: off by")
+    (result,) = _autotuned(groups, 4, broken, FakeChip().autotuner(tmp_path)).results
+    assert result.geometry is None
+    assert result.reason.startswith("wrong: off by")
 
 
-def test_contests_answer_for_every_number_of_rows() -> None:
-    """A number of rows that no contest answers for would never use a kernel."""
+def test_the_cases_cover_every_number_of_rows() -> None:
+    """A number of rows without a case would never use a kernel."""
     for most in range(2, 33):
-        rows = [count for answered in row_ranges(most) for count in answered]
+        rows = [count for covered in row_ranges(most) for count in covered]
         assert rows[: most - 1] == list(range(2, most + 1))

@@ -1,4 +1,4 @@
-"""The lint finds what Apple's compiler refuses and ours accept, and passes our kernels."""
+"""The lint finds what only Apple's compiler refuses, and passes the shipped kernels."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ def _rules(header: str, body: str) -> set[str]:
 
 
 def test_clean_text_passes() -> None:
-    """A lint that cries wolf would be switched off."""
+    """Correct source must pass."""
     assert _rules(HEADER, BODY) == set()
 
 
 def test_every_forbidden_construct_has_an_example() -> None:
-    """A rule without an example may match nothing."""
+    """A rule without an example may never match."""
     assert set(BAD) == set(FORBIDDEN)
 
 
 @pytest.mark.parametrize("rule", BAD)
 def test_forbidden_constructs_are_found_in_code_only(rule: str) -> None:
-    """Our compilers accept these; in a comment they do no harm."""
+    """g++ and clang accept these; in a comment they are harmless."""
     assert _rules(HEADER, BODY + BAD[rule]) == {rule}
     assert _rules(HEADER, BODY + "// " + BAD[rule]) == set()
 
@@ -74,7 +74,7 @@ def test_forbidden_constructs_are_found_in_code_only(rule: str) -> None:
     ],
 )
 def test_mistakes_in_functions_are_found(header: str, rule: str) -> None:
-    """Only Apple's compiler would tell, on the user's Mac."""
+    """Only Apple's compiler reports these, on the user's Mac."""
     assert _rules(HEADER + header, BODY) == {rule}
 
 
@@ -88,12 +88,12 @@ def test_mistakes_in_functions_are_found(header: str, rule: str) -> None:
     ],
 )
 def test_names_that_mlx_would_misread_are_found(body: str, rule: str) -> None:
-    """MLX searches the body for names as plain text, comments included."""
+    """MLX searches the body for attribute names as plain text, including comments."""
     assert _rules(HEADER, body) == {rule}
 
 
 @pytest.mark.parametrize("name", shipped_kernels())
-def test_our_kernels_pass(name: str) -> None:
-    """The shipped texts themselves."""
+def test_shipped_kernels_pass(name: str) -> None:
+    """The shipped sources must pass the lint."""
     kernel = shipped_kernels()[name]
     assert [str(f) for f in lint(kernel.header, kernel.body, kernel.inputs)] == []

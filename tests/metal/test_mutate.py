@@ -1,4 +1,4 @@
-"""The tests catch planted faults; the score is printed with `-rP` and by tests.metal.mutate."""
+"""Mutation tests; the score is printed with `-rP` and by `python -m tests.metal.mutate`."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ pytestmark = pytest.mark.usefixtures("objects")
 
 
 def test_a_fault_is_caught() -> None:
-    """An engine that plants nothing would report 0%."""
-    verdict = judge(Fault("dense_verify", "zero", "T(slice_sum", "T(0.0f * slice_sum"))
-    assert verdict.caught == "wrong result"
+    """A mutation test that changes nothing reports every fault as survived."""
+    result = judge(Fault("dense_verify", "zero", "T(slice_sum", "T(0.0f * slice_sum"))
+    assert result.caught == "wrong result"
 
 
 def test_a_harmless_change_survives() -> None:
-    """An engine that calls everything caught would report 100%."""
-    verdict = judge(Fault("dense_verify", "same", "m < M && n < N", "n < N && m < M"))
-    assert (verdict.caught, verdict.stale) == (None, None)
+    """A change without effect must not count as detected."""
+    result = judge(Fault("dense_verify", "same", "m < M && n < N", "n < N && m < M"))
+    assert (result.caught, result.stale) == (None, None)
 
 
 def test_a_fault_whose_text_is_gone_is_stale() -> None:
-    """After a rewrite a fault may fit nowhere; it must not count as caught."""
-    verdict = judge(Fault("dense_verify", "old", "no such text", ""))
-    assert verdict.caught is None
-    assert verdict.stale
+    """A fault whose text was rewritten must not count as detected."""
+    result = judge(Fault("dense_verify", "old", "no such text", ""))
+    assert result.caught is None
+    assert result.stale
 
 
 def test_a_fault_must_fit_once() -> None:
-    """A change in two places is not the fault that its name tells."""
+    """A fault must change exactly one place."""
     kernel = Kernel("k", ("x",), ("y",), "a b", "a")
     assert Fault("k", "one", "b", "c").plant(kernel) == Kernel(
         "k_fault", ("x",), ("y",), "a c", "a"
@@ -46,18 +46,18 @@ def test_a_fault_must_fit_once() -> None:
 
 @pytest.mark.parametrize("fault", read_faults(), ids=lambda fault: fault.id)
 def test_every_fault_fits_the_shipped_text(fault: Fault) -> None:
-    """Whoever rewords a kernel learns at once which faults to reword with it."""
+    """An edited kernel must not leave faults whose text no longer exists."""
     texts = (kernel.header + kernel.body for kernel in shipped_kernels().values())
     assert 1 in {text.count(fault.old) for text in texts}
 
 
 def test_nearly_all_planted_faults_are_caught() -> None:
-    """What the kernel tests are worth: at least 95% of at least 60 faults."""
+    """The kernel tests must detect at least 95% of at least 60 faults."""
     faults = read_faults()
     assert len(faults) >= 60
     assert len({fault.id for fault in faults}) == len(faults)
-    verdicts = list(judge_all(faults))
-    missed = [describe(v) for v in verdicts if v.caught is None]
-    sys.stdout.write("\n".join([*missed, summary(verdicts)]) + "\n")
-    assert not [v for v in verdicts if v.stale]
-    assert score(verdicts) >= WANTED, "\n".join(missed)
+    results = list(judge_all(faults))
+    missed = [describe(v) for v in results if v.caught is None]
+    sys.stdout.write("\n".join([*missed, summary(results)]) + "\n")
+    assert not [v for v in results if v.stale]
+    assert score(results) >= WANTED, "\n".join(missed)

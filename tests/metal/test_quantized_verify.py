@@ -1,4 +1,4 @@
-"""quantized_verify against float64, over types, bit widths, groups, rows, edges and orders."""
+"""quantized_verify against float64, over types, bits, group sizes, rows, edges and lane orders."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _weight(case: Case, columns: int) -> QuantizedWeight:
 
 def _run(case: Case, device: Device) -> None:
     rows = max(2, 8 * (case["row_tiles"] - 1) + case["rows_in_tile"])
-    # 8 scales at least: MLX passes smaller arrays in another address space.
+    # At least 8 scales: MLX passes smaller arrays in another address space.
     columns = max(case["columns"], 8)
     weight = _weight(case, columns)
     x = drawn(2, (rows, case["group"] * case["groups"]), DTYPES[case["dtype"]])
@@ -90,26 +90,26 @@ def _dequantized(weight: QuantizedWeight) -> np.ndarray:
 
 
 def _magnitude(weight: QuantizedWeight) -> np.ndarray:
-    """|s * q| + |b|: the two parts of a weight, which the kernel adds up apart."""
+    """Return |s * q| + |b|: the kernel sums the two parts of a weight separately."""
     bias = np.repeat(exact(weight.biases), weight.group_size, axis=1)
     return np.abs(_dequantized(weight) - bias) + np.abs(bias)
 
 
 @pytest.mark.over(AXES)
 def test_equals_the_float64_product(case: Case, device_in: Callable[[str], Device]) -> None:
-    """A wrong logit at one width or edge is a wrong token that nobody can explain."""
+    """An error at one bit width or edge changes tokens without any message."""
     _run(case, device_in(case["order"]))
 
 
 @pytest.mark.over(WATCHED)
-def test_does_nothing_that_metal_forbids(case: Case, traced_device: Device) -> None:
-    """Races and stray reads give right answers here and wrong ones on some chip."""
+def test_traced_run_has_no_reports(case: Case, traced_device: Device) -> None:
+    """Data races and reads out of bounds may give correct results here and wrong ones on a GPU."""
     _run(case, traced_device)
 
 
 @pytest.mark.parametrize("rows", [5, 8, 16])
 def test_reads_weights_once_and_wastes_no_multiply(rows: int, traced_device: Device) -> None:
-    """Weights read per row are why stock verification costs two to six decode steps."""
+    """Stock MLX reads the weights two to four times for 6 to 16 rows."""
     if not isinstance(traced_device, ExecutorDevice):
         pytest.skip("counts exist in the executor only")
     case = {"group": 64, "bits": 4, "dtype": "bfloat16", "groups": 8, "scales": "same"}
@@ -123,7 +123,7 @@ def test_reads_weights_once_and_wastes_no_multiply(rows: int, traced_device: Dev
 
 
 def test_the_shipped_geometry_is_right_at_a_real_width(device: Device) -> None:
-    """The launcher's own choice is what users run; the cases above choose for it."""
+    """The other cases set the geometry; this one uses the default of the launcher."""
     case = {"group": 64, "bits": 4, "dtype": "bfloat16", "groups": 40, "scales": "same"}
     weight = _weight(case, 1024)
     x = drawn(2, (16, 2560), mx.bfloat16)
@@ -131,8 +131,8 @@ def test_the_shipped_geometry_is_right_at_a_real_width(device: Device) -> None:
     check(y, exact(x) @ _dequantized(weight).T, np.abs(exact(x)) @ _magnitude(weight).T)
 
 
-def test_without_a_device_the_reference_answers() -> None:
-    """A machine without Metal is a normal case, not an error."""
+def test_without_a_device_the_reference_is_used() -> None:
+    """Machines without Metal use the reference implementation."""
     weight = _weight(
         {"group": 64, "bits": 4, "dtype": "float32", "groups": 2, "scales": "same"}, 16
     )
@@ -156,8 +156,8 @@ BAD: dict[str, tuple[Spoiled, str]] = {
     "rank": (lambda x, w: (x[None], w), r"\[M, K\]"),
     "int32": (lambda x, w: (x.astype(mx.int32), w), "int32"),
     "K": (lambda x, w: (x[:, :64], w), r"\[16, 8\]"),
-    "K no multiple": (lambda x, w: (x[:, :100], w), "multiple of the group"),
-    "group": (lambda x, w: (x, replace(w, group_size=16)), "groups of 16"),
+    "K no multiple": (lambda x, w: (x[:, :100], w), "multiple of the group size"),
+    "group": (lambda x, w: (x, replace(w, group_size=16)), "group_size is 16"),
     "bits": (lambda x, w: (x, replace(w, bits=7)), "7 bits"),
     "packed dtype": (lambda x, w: (x, replace(w, packed=w.packed.astype(mx.int32))), "uint32"),
     "scales shape": (lambda x, w: (x, replace(w, scales=w.scales[:, :1])), "scales is"),
@@ -171,8 +171,8 @@ BAD: dict[str, tuple[Spoiled, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_refuses_what_it_cannot_take(name: str) -> None:
-    """Bad input must raise with its reason, with and without Metal, never answer wrongly."""
+def test_rejects_unsupported_inputs(name: str) -> None:
+    """Unsupported inputs must raise with the reason instead of giving wrong results."""
     spoil, reason = BAD[name]
     x, weight = spoil(*_good())
     with pytest.raises(BadRequest, match=reason):

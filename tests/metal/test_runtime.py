@@ -1,4 +1,4 @@
-"""Whole pairs decode through the kernels, run by the executor (on a Mac: the GPU)."""
+"""Whole pairs decode with kernels, run by the executor or, on a Mac, by the GPU."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import mlx.nn as nn
 import pytest
 
 from dflash_mlx.decode.loop import draft
-from dflash_mlx.kernels.gate import Gate
-from dflash_mlx.kernels.gate_store import GateStore, Machine
-from dflash_mlx.kernels.pair_kernels import put_kernels
+from dflash_mlx.kernels.autotuner import Autotuner
+from dflash_mlx.kernels.pair_kernels import install_kernels
+from dflash_mlx.kernels.result_store import ResultStore, TuningPlatform
 from dflash_mlx.metal.build import Device, Launch
 from dflash_mlx.models.pair import Pair
 from tests.tiny import answer, random_draft, read_prompt, selecting_draft, tiny_target
@@ -25,14 +25,14 @@ KEYS = (24,)  # the prompt has 45 tokens
 
 
 class Counting:
-    """A device that keeps the names of what it launched."""
+    """A device that records the names of the kernels it launches."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
         self.launched: list[str] = []
 
     def run(self, launch: Launch) -> Sequence[mx.array]:
-        """The outputs of the device beneath."""
+        """Return the outputs of the wrapped device."""
         self.launched.append(launch.kernel.name)
         return self.device.run(launch)
 
@@ -42,9 +42,9 @@ def _divides(path: str, layer: Any) -> bool:
 
 
 def _pair(family: str, bits: int | None, second: bool = False) -> Pair:
-    """A pair of one-block models whose heads the kernels take, quantized or not."""
+    """Return a tiny pair with head sizes that the kernels support, quantized or not."""
     heads = {"head_dim": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
-    layers = 3 if family == "qwen3_next" else 2  # of those the third attends
+    layers = 3 if family == "qwen3_next" else 2  # the third has attention
     target = tiny_target(family, **heads, hidden_size=128, num_hidden_layers=layers)
     make = selecting_draft if second else random_draft
     bound = make(target, **heads, block_size=BLOCK)
@@ -55,12 +55,12 @@ def _pair(family: str, bits: int | None, second: bool = False) -> Pair:
 
 
 def _forced(pair: Pair, device: Device, folder: Path) -> int:
-    """Put every right kernel into a pair; return how many there are."""
-    gate = Gate(GateStore(folder, Machine("chip", "os", "mlx")), "force")
-    kernels = put_kernels(pair, "force", device, gate, KEYS)
+    """Install every correct kernel in a pair; return their number."""
+    autotuner = Autotuner(ResultStore(folder, TuningPlatform("chip", "os", "mlx")), "force")
+    kernels = install_kernels(pair, "force", device, autotuner, KEYS)
     assert kernels is not None
-    kernels.race(lambda text: None, budget_s=math.inf)
-    assert kernels.n_used == kernels.n_asked
+    kernels.autotune(lambda text: None, budget_s=math.inf)
+    assert kernels.n_used == kernels.n_cases
     return kernels.n_used
 
 
@@ -68,10 +68,10 @@ def _forced(pair: Pair, device: Device, folder: Path) -> int:
     ("family", "bits"),
     [("qwen3", 4), ("qwen3", None), ("llama", 8), ("qwen2", None), ("qwen3_next", None)],
 )
-def test_a_pair_writes_what_it_writes_with_stock_mlx(
+def test_a_pair_generates_the_tokens_of_stock_mlx(
     family: str, bits: int | None, device: Device, tmp_path: Path
 ) -> None:
-    """The kernels in place, in both models: the tokens are those of the stock layers."""
+    """With kernels in both models the tokens must be those of the stock layers."""
     expected = answer(_pair(family, bits), N_TOKENS)
     pair, counting = _pair(family, bits), Counting(device)
     _forced(pair, counting, tmp_path)
@@ -83,10 +83,10 @@ def test_a_pair_writes_what_it_writes_with_stock_mlx(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_a_second_draft_proposes_the_same(
+def test_a_dflash2_draft_proposes_the_same_block(
     temperature: float, device: Device, tmp_path: Path
 ) -> None:
-    """A draft that reads its rows otherwise is accepted less, and nobody sees why."""
+    """A draft that computes other proposals is accepted less, without any error."""
     blocks = []
     for kernels in (False, True):
         pair, counting = _pair("qwen3", None, second=True), Counting(device)
@@ -101,5 +101,5 @@ def test_a_second_draft_proposes_the_same(
     assert ours.draft_is_finite.item()
     if stock.candidates is not None and ours.candidates is not None:
         assert mx.allclose(ours.candidates.probs, stock.candidates.probs, atol=1e-5)
-    assert counting.launched.count("candidate_walk") == 1
+    assert counting.launched.count("candidate_path") == 1
     assert counting.launched.count("grouped_conv") == 2 * 2 * 2  # layers, sublayers, either side

@@ -1,4 +1,4 @@
-"""Kernels are well typed with real address spaces, which running them on Linux cannot show."""
+"""Kernels are well typed with real address spaces, which the executor erases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.metal.executor import typecheck
 from tests.metal.executor.source import Source, generate
 from tests.metal.kernel_cases import kernel_tests, sources
 
-CASES = 12  # instantiations tried per kernel
+CASES = 12  # instantiations checked per kernel
 
 pytestmark = pytest.mark.skipif(typecheck.missing() is not None, reason=str(typecheck.missing()))
 
@@ -41,7 +41,7 @@ y[i] = twice(x, i) + shared[63 - i] + other[0] + float(T(1.0f));
 
 
 def test_clean_kernel_passes() -> None:
-    """A type check that refuses good kernels would be switched off."""
+    """A correct kernel must pass."""
     assert typecheck.typecheck(_source(CLEAN, SCALE)) == []
 
 
@@ -56,7 +56,7 @@ def test_clean_kernel_passes() -> None:
     ],
 )
 def test_address_space_mistakes_are_found(old: str, new: str) -> None:
-    """Apple's compiler refuses these; the running shim erases address spaces and cannot."""
+    """Apple's compiler refuses these; the shim of the executor erases address spaces."""
     assert old in CLEAN
     errors = typecheck.typecheck(_source(CLEAN.replace(old, new), SCALE))
     assert errors
@@ -64,7 +64,7 @@ def test_address_space_mistakes_are_found(old: str, new: str) -> None:
 
 
 def test_small_inputs_are_constant() -> None:
-    """MLX gives arrays under 8 elements the constant space; device helpers then do not fit."""
+    """MLX passes arrays of fewer than 8 elements as constant, which device helpers refuse."""
     assert (
         typecheck.typecheck(_source("uint i = thread_position_in_grid.x; y[i] = x[i];", size=4))
         == []
@@ -74,7 +74,7 @@ def test_small_inputs_are_constant() -> None:
 
 @pytest.mark.parametrize("name", kernel_tests())
 def test_every_kernel_is_well_typed(name: str) -> None:
-    """A kernel that Apple's compiler refuses is a crash at the user's first token."""
+    """A kernel that Apple's compiler refuses stops the user's first answer."""
     found = sources(kernel_tests()[name], CASES)
     assert found
     for source in found:

@@ -49,7 +49,7 @@ WATCHED = Axes(
 )
 
 
-def _seen(rows: int, keys: int, window: int | None) -> np.ndarray:
+def _visible(rows: int, keys: int, window: int | None) -> np.ndarray:
     position, key = np.arange(keys - rows, keys)[:, None], np.arange(keys)[None]
     return (key <= position) & (key > position - (window or keys))
 
@@ -58,10 +58,10 @@ def _seen(rows: int, keys: int, window: int | None) -> np.ndarray:
 def _posed(
     dtype: str, size: int, heads: tuple[int, int], rows: int, keys: int, window: int | None
 ) -> tuple[mx.array, mx.array, mx.array, tuple[Exact, Exact]]:
-    """Queries, keys, values and the truth, kept for the next case: most differ in lane order."""
+    """Return queries, keys, values and the expected result; cached, most cases differ in order."""
     q = queries(1, heads[0], rows, size, DTYPES[dtype])
     k, v = (cached(seed, heads[1], keys, size, DTYPES[dtype]) for seed in (2, 3))
-    return q, k, v, attention(q, k, v, 1.5 * size**-0.5, _seen(rows, keys, window))
+    return q, k, v, attention(q, k, v, 1.5 * size**-0.5, _visible(rows, keys, window))
 
 
 def _run(case: Case, device: Device) -> None:
@@ -82,53 +82,53 @@ def _run(case: Case, device: Device) -> None:
 
 @pytest.mark.over(AXES)
 def test_equals_float64_attention(case: Case, device_in: Callable[[str], Device]) -> None:
-    """A key too many or too few at the tail or at the window's edge breaks exactness."""
+    """One key too many or too few at the end or at the edge of the window changes the result."""
     _run(case, device_in(case["order"]))
 
 
 @pytest.mark.over(WATCHED)
-def test_does_nothing_that_metal_forbids(case: Case, traced_device: Device) -> None:
-    """Rows behind the last key belong to nobody; a race on a staged key is a wrong token."""
+def test_traced_run_has_no_reports(case: Case, traced_device: Device) -> None:
+    """Reads past the last key, and data races on staged keys, change the result on a GPU."""
     _run(case, traced_device)
 
 
 @pytest.mark.parametrize("context", [1, 1023, 4984])
 def test_a_long_context_is_right_in_the_shipped_geometry(context: int, device: Device) -> None:
-    """Splits and their merge only matter where contexts are long; this is what users run."""
+    """Long contexts use splits and the merge in the default geometry."""
     q = queries(1, 8, 16, 128, mx.bfloat16)
     k, v = (cached(seed, 2, context + 16, 128, mx.bfloat16) for seed in (2, 3))
     out = verify_attention(q, k, v, 0.1, device=device)
-    seen = _seen(16, context + 16, None)
-    check(out, *attention(q, k, v, 0.1, seen), slack=4)
+    visible = _visible(16, context + 16, None)
+    check(out, *attention(q, k, v, 0.1, visible), slack=4)
 
 
 SPLIT = AttentionGeometry(2, 1, 16, keys_per_split=40)
 
 
 def test_reads_views_of_any_strides(device: Device) -> None:
-    """Caches differ in what lies side by side: rows of a head, or heads of a row."""
+    """Caches store the rows of a head, or the heads of a row, adjacent in memory."""
     q, scale = queries(1, 4, 5, 64, mx.float32), 64**-0.5
     interleaved = [queries(seed, 2, 90, 64, mx.float32) for seed in (2, 3)]
     upright = [drawn(seed, (1, 2, 64, 90), mx.float32, False).swapaxes(2, 3) for seed in (2, 3)]
     for k, v in (interleaved, upright):
         out = verify_attention(q, k, v, scale, device=device, geometry=SPLIT)
-        check(out, *attention(q, k, v, scale, _seen(5, 90, None)), slack=4)
+        check(out, *attention(q, k, v, scale, _visible(5, 90, None)), slack=4)
 
 
-def test_a_late_key_may_stand_far_above_the_rest(device: Device) -> None:
-    """Scores of another split may be more than 2^127 times as heavy; nothing may overflow."""
+def test_one_key_may_score_far_above_the_rest(device: Device) -> None:
+    """Weights of another split may be more than 2^127 times larger and must not overflow."""
     q, scale = queries(1, 4, 5, 64, mx.float32), 64**-0.5
     k, v = (queries(seed, 2, 90, 64, mx.float32) for seed in (2, 3))
     k = k * mx.where(mx.arange(90) == 70, 300.0, 0.1)[:, None]
     out = verify_attention(q, k, v, scale, device=device, geometry=SPLIT)
-    check(out, *attention(q, k, v, scale, _seen(5, 90, None)), slack=400)
+    check(out, *attention(q, k, v, scale, _visible(5, 90, None)), slack=400)
 
 
 @pytest.mark.parametrize(("heads", "size"), [((8, 2), 128), ((6, 1), 256), ((16, 2), 128)])
 def test_reads_keys_and_values_once(
     heads: tuple[int, int], size: int, traced_device: Device
 ) -> None:
-    """Stock attention reads a key up to sixteen times for sixteen rows of a group of four."""
+    """Stock attention reads each key once per row or per query head."""
     if not isinstance(traced_device, ExecutorDevice):
         pytest.skip("counts exist in the executor only")
     q = queries(1, heads[0], 16, size, mx.bfloat16)
@@ -140,8 +140,8 @@ def test_reads_keys_and_values_once(
         assert counts.read_issued == counts.unique_read == heads[1] * 100 * size * 2
 
 
-def test_a_window_leaves_the_rest_of_the_cache_unread(traced_device: Device) -> None:
-    """A sliding layer at 32k context must cost its window, not the context."""
+def test_a_window_reads_only_visible_keys(traced_device: Device) -> None:
+    """A sliding-window layer must read its window only, at any context length."""
     if not isinstance(traced_device, ExecutorDevice):
         pytest.skip("counts exist in the executor only")
     q = queries(1, 2, 4, 64, mx.bfloat16)
@@ -151,24 +151,24 @@ def test_a_window_leaves_the_rest_of_the_cache_unread(traced_device: Device) -> 
     assert run.counts.buffers["k"].unique_read == (20 + 4 - 1) * 64 * 2
 
 
-def test_without_a_device_the_reference_answers() -> None:
-    """A machine without Metal is a normal case, not an error."""
+def test_without_a_device_the_reference_is_used() -> None:
+    """Machines without Metal use the reference implementation."""
     q = queries(1, 4, 5, 64, mx.float32)
     k, v = (cached(seed, 2, 50, 64, mx.float32) for seed in (2, 3))
     for window in (None, 9):
         out = verify_attention(q, k, v, 0.1, window=window, device=None)
         assert mx.array_equal(out, verify_attention_reference(q, k, v, 0.1, window))
-        check(out, *attention(q, k, v, 0.1, _seen(5, 50, window)), slack=4)
+        check(out, *attention(q, k, v, 0.1, _visible(5, 50, window)), slack=4)
 
 
 Inputs = tuple[mx.array, ...]
 BAD: dict[str, tuple[Callable[[mx.array, mx.array, mx.array], Inputs], str]] = {
     "one row": (lambda q, k, v: (q[:, :, :1], k, v), "1 rows"),
-    "batch": (lambda q, k, v: (mx.concatenate([q, q]), k, v), "2 sequences"),
+    "batch": (lambda q, k, v: (mx.concatenate([q, q]), k, v), "batch size 2"),
     "rank": (lambda q, k, v: (q[0], k, v), r"\[1, H, M, D\]"),
     "types": (lambda q, k, v: (q, k.astype(mx.float16), v), "one type"),
     "int32": (lambda q, k, v: tuple(a.astype(mx.int32) for a in (q, k, v)), "int32"),
-    "head size": (lambda q, k, v: tuple(a[..., :40] for a in (q, k, v)), "heads of 40"),
+    "head size": (lambda q, k, v: tuple(a[..., :40] for a in (q, k, v)), "head size is 40"),
     "groups": (lambda q, k, v: (q[:, :3], k, v), "3 query heads for 2"),
     "values": (lambda q, k, v: (q, k, v[:, :, :40]), "v is"),
     "few keys": (lambda q, k, v: (q, k[:, :, :3], v[:, :, :3]), "3 keys for 5 rows"),
@@ -176,28 +176,28 @@ BAD: dict[str, tuple[Callable[[mx.array, mx.array, mx.array], Inputs], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_refuses_what_it_cannot_take(name: str) -> None:
-    """Bad input must raise with its reason, with and without Metal, never answer wrongly."""
+def test_rejects_unsupported_inputs(name: str) -> None:
+    """Unsupported inputs must raise with the reason instead of giving wrong results."""
     spoil, reason = BAD[name]
     q, k, v = (queries(seed, heads, 50, 64, mx.float32) for seed, heads in enumerate((4, 2, 2)))
     q = q[:, :, :5]
     spoiled_q, spoiled_k, spoiled_v = spoil(q, k, v)
     with pytest.raises(BadRequest, match=reason):
         verify_attention(spoiled_q, spoiled_k, spoiled_v, 0.1, device=None)
-    with pytest.raises(BadRequest, match="window of 0"):
+    with pytest.raises(BadRequest, match="window is 0"):
         verify_attention(q, k, v, 0.1, window=0, device=None)
     assert verify_attention_refusal(q, k, v) is None
 
 
 def test_geometries_hold_all_rows_of_a_group_where_registers_allow() -> None:
-    """Rows in two threadgroups read every key twice."""
+    """Rows in two threadgroups read each key twice."""
     for size, rows in ((128, 64), (128, 128), (256, 96), (256, 128), (64, 16)):
         first = attention_geometries(size, mx.bfloat16, rows)[0]
         assert first.row_blocks(rows) == 1
 
 
-def test_unfinished_rows_cost_a_quarter_of_the_keys_at_most() -> None:
-    """Splits that write more than they read turn a faster kernel into a slower one."""
+def test_unfinished_rows_add_at_most_a_quarter_of_the_traffic() -> None:
+    """More splits write more unfinished rows than they save."""
     for size, rows in ((128, 64), (128, 20), (256, 96), (64, 256)):
         geometry = attention_geometries(size, mx.bfloat16, rows)[0]
         for keys in (100, 1000, 4096, 32768):

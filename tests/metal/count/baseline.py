@@ -1,4 +1,4 @@
-"""The stored counts: what changed since, and whether a recount agrees."""
+"""The stored counts: which entries changed, and whether a recount agrees."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.metal.count.entries import Entry
 from tests.metal.executor import Objects
 
 PATH = Path(__file__).parent / "baseline.json"
-# Entries that a check recounts at most, so that a reworded kernel does not cost minutes.
+# The most entries that a check recounts, so that an edited kernel does not take minutes.
 CHANGED, UNCHANGED = 12, 4
 
 
 @dataclass(frozen=True)
 class Counted:
-    """An entry's counts, `watched`: bytes of weights or cache read, each once per threadgroup."""
+    """The counts of an entry. `watched`: bytes of weights or cache, once per threadgroup."""
 
     fingerprint: str
     launches: int
@@ -33,12 +33,12 @@ class Counted:
     watched: int
 
     def agrees(self, other: Counted | None) -> bool:
-        """True when all numbers are the same, whatever the source looks like."""
+        """Whether all counts are equal; fingerprints may differ."""
         return other is not None and replace(other, fingerprint=self.fingerprint) == self
 
 
 def recount(entry: Entry, objects: Objects) -> Counted:
-    """Counts of an entry, made now."""
+    """Return the counts of an entry, counted now."""
     work = count(entry.launches, objects, alike=entry.alike)
     return Counted(
         fingerprint(entry.launches),
@@ -53,7 +53,7 @@ def recount(entry: Entry, objects: Objects) -> Counted:
 
 
 def load() -> dict[str, Counted]:
-    """Stored counts by entry key."""
+    """Return the stored counts by entry key."""
     if not PATH.exists():
         return {}
     stored = json.loads(PATH.read_text(encoding="utf-8"))
@@ -61,7 +61,7 @@ def load() -> dict[str, Counted]:
 
 
 def save(counted: dict[str, Counted]) -> None:
-    """Store counts, with the MLX version that the stock kernels came from."""
+    """Store counts with the MLX version of the stock kernels."""
     stored: dict[str, Any] = {
         "mlx": version("mlx"),
         "entries": {key: asdict(value) for key, value in counted.items()},
@@ -70,14 +70,14 @@ def save(counted: dict[str, Counted]) -> None:
 
 
 def stored_mlx() -> str:
-    """The MLX version that the stored counts of stock kernels belong to."""
+    """Return the MLX version of the stored counts of stock kernels."""
     return str(json.loads(PATH.read_text(encoding="utf-8"))["mlx"])
 
 
 def changed(every: Sequence[Entry], stored: dict[str, Counted]) -> list[Entry]:
-    """Entries whose source, shape or geometry differs from what was counted.
+    """Return the entries whose source, shape or geometry differs from the stored one.
 
-    Stock kernels of another MLX version are left out: their counts belong to the stored one.
+    Stock kernels of another MLX version are left out.
     """
     same_mlx = stored_mlx() == version("mlx") if PATH.exists() else True
     return [
@@ -91,9 +91,9 @@ def changed(every: Sequence[Entry], stored: dict[str, Counted]) -> list[Entry]:
 
 
 def sample(every: Sequence[Entry], stale: Sequence[Entry]) -> list[Entry]:
-    """What a check recounts: changed entries, and a few unchanged ones; always the same draw.
+    """Return a fixed sample of changed and unchanged entries for a check.
 
-    An entry that was never counted is always among them.
+    It contains every entry without a stored count.
     """
     keys = {entry.key for entry in stale}
     fresh = [entry for entry in every if entry.key not in keys and not entry.stock]

@@ -1,4 +1,4 @@
-"""What a chip could do at best. Public specifications; nobody measured them here."""
+"""Peak rates of chips, from public specifications; not measured."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ CHIPS = (
 
 
 def least_ms(chip: Chip, unique_bytes: int, flops: int) -> float:
-    """Milliseconds that the chip needs at least: every byte once, every operation once."""
+    """Return the minimum milliseconds: every byte and every operation once, at peak rate."""
     return max(unique_bytes / (chip.bandwidth * 1e9), flops / (chip.tflops * 1e12)) * 1e3

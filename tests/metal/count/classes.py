@@ -1,4 +1,4 @@
-"""Threadgroups that do the same work, so that counting one of them counts them all."""
+"""Classes of threadgroups that do the same work, so that one of each class is counted."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ FEW = 16
 
 
 def edge_classes(groups: Triple, alike: Collection[int] = ()) -> list[tuple[Triple, int]]:
-    """A position for every class of threadgroups, and how many there are of it.
+    """Return a position for every class of threadgroups and the size of the class.
 
-    groups: threadgroups along x, y and z. alike: axes along which all do the same work. Other
-    axes: each of up to 16 threadgroups is a class, of more the first, the last and the ones
-    between. The tests prove for every kernel counted that this is so.
+    groups: threadgroups along x, y and z. alike: axes along which all do the same work. On other
+    axes up to 16 threadgroups are a class each; of more, the first, the last and the inner ones are
+    three classes. Tests compare this with full counts for every kernel.
     """
     axes = [[(0, n)] if axis in alike else _axis(n) for axis, n in enumerate(groups)]
     return [((x, y, z), nx * ny * nz) for (x, nx), (y, ny), (z, nz) in itertools.product(*axes)]

@@ -1,4 +1,4 @@
-"""Counts launches: one threadgroup per class, scaled by the number of its class."""
+"""Counts launches: one threadgroup per class, multiplied by the size of the class."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LINE = 64
 
 @dataclass(frozen=True)
 class Work:
-    """Work of some launches. `group_bytes`: 64-byte lines, each once per threadgroup, by buffer."""
+    """Work of launches. `group_bytes`: 64-byte lines, each once per threadgroup, by buffer."""
 
     launches: int
     threadgroups: int
@@ -31,7 +31,7 @@ class Work:
     group_bytes: dict[str, int] = field(default_factory=dict)
 
     def __add__(self, other: Work) -> Work:
-        """Work of both."""
+        """Return the sum of both."""
         return Work(
             self.launches + other.launches,
             self.threadgroups + other.threadgroups,
@@ -43,20 +43,20 @@ class Work:
 
 
 class LaunchRecorder:
-    """A device that keeps launches and answers with zeros that are never computed."""
+    """A device that records launches and returns zeros that are never computed."""
 
     def __init__(self) -> None:
         self.launches: list[Launch] = []
 
     def run(self, launch: Launch) -> Sequence[mx.array]:
-        """Zeros in the shapes of the launch's outputs."""
+        """Return zeros in the shapes of the outputs."""
         self.launches.append(launch)
         shapes = zip(launch.output_shapes, launch.output_dtypes, strict=True)
         return [mx.zeros(shape, dtype) for shape, dtype in shapes]
 
 
 def groups(launch: Launch) -> Triple:
-    """Threadgroups along each axis."""
+    """Return the number of threadgroups along each axis."""
     sizes = (min(g, t) for g, t in zip(launch.grid, launch.threadgroup, strict=True))
     x, y, z = (-(-g // t) for g, t in zip(launch.grid, sizes, strict=True))
     return x, y, z
@@ -69,7 +69,7 @@ def count(
     alike: Collection[int] = (),
     whole: bool = False,
 ) -> Work:
-    """Work of the launches, from one threadgroup per class, or from all with `whole`."""
+    """Return the work of the launches, from one threadgroup per class, or all with `whole`."""
     total = Work(0, 0, 0, 0, 0)
     for launch in launches:
         total += Work(1, 0, 0, 0, _least_bytes(launch))
@@ -79,7 +79,7 @@ def count(
 
 
 def _chosen(launch: Launch, alike: Collection[int], whole: bool) -> dict[int, list[Triple]]:
-    """Positions to run by how often each counts; no position means all."""
+    """Return the positions to run by class size; an empty list means all."""
     if whole:
         return {1: []}
     positions: dict[int, list[Triple]] = defaultdict(list)
@@ -89,7 +89,7 @@ def _chosen(launch: Launch, alike: Collection[int], whole: bool) -> dict[int, li
 
 
 def fingerprint(launches: Sequence[Launch]) -> str:
-    """Changes whenever what would be counted changes: code, shapes or geometry, not comments."""
+    """Return a hash of code, shapes and geometry, without comments."""
     digest = hashlib.sha256()
     for launch in launches:
         source = generate(
@@ -108,7 +108,7 @@ def fingerprint(launches: Sequence[Launch]) -> str:
 
 
 def _least_bytes(launch: Launch) -> int:
-    """Every input read and every output written once. The tests prove that kernels touch all."""
+    """Return the bytes of every input and output, once."""
     outputs = zip(launch.output_shapes, launch.output_dtypes, strict=True)
     written = sum(mx.zeros(shape, dtype).nbytes for shape, dtype in outputs)
     distinct = {id(x): x for x in launch.inputs}  # a dense head passes its weight three times

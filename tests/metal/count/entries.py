@@ -1,4 +1,4 @@
-"""What stands in the table: for every shape our launches and those of MLX's own kernels."""
+"""The entries of the table: for every shape our launches and those of MLX's kernels."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tests.metal.count.counter import LaunchRecorder
 from tests.metal.count.models import CONTEXT, MODELS, ROWS, Attention, Matrix, Model
 
 GROUP, BITS = 64, 4
-# Axes along which threadgroups differ only by their head or row.
+# Axes along which threadgroups differ only in their head or row.
 HEADS_ALIKE = {"verify_attention": (1,), "MLX sdpa_vector": (0,), "MLX attention": (1,)}
-MOST_VECTOR_ROWS = 15  # gemv_wide; above it MLX takes a matrix kernel
+MOST_VECTOR_ROWS = 15  # gemv_wide; MLX uses a matrix kernel for more rows
 
 
 @dataclass(frozen=True)
 class Entry:
     """One line of the table.
 
-    flops: the useful operations, 2 M N K. watched: inputs that should be read once.
-    alike: axes of the grid along which all threadgroups do the same work.
+    flops: useful operations, 2 M N K. watched: inputs that should be read once. alike: axes of the
+    grid along which all threadgroups do the same work.
     """
 
     model: str
@@ -43,17 +43,17 @@ class Entry:
 
     @property
     def key(self) -> str:
-        """Name in the stored baseline."""
+        """The name in the stored baseline."""
         return " | ".join((self.model, self.layer, self.weights, f"M {self.rows}", self.kernel))
 
     @property
     def stock(self) -> bool:
-        """True for MLX's own kernels, which change with its version."""
+        """Whether this is a kernel of MLX, which changes with its version."""
         return self.kernel.startswith("MLX ")
 
     @property
     def watched_bytes(self) -> int:
-        """Bytes of the weights or of the cache."""
+        """The bytes of the weights or of the cache."""
         seen = {}
         for launch in self.launches:
             for name, array in zip(launch.kernel.inputs, launch.inputs, strict=True):
@@ -63,7 +63,7 @@ class Entry:
 
 
 def entries() -> Iterator[Entry]:
-    """All lines, in the order of the table."""
+    """Yield all lines in the order of the table."""
     for model in MODELS:
         for rows in ROWS:
             for matrix in (*model.matrices, model.head):
@@ -73,7 +73,7 @@ def entries() -> Iterator[Entry]:
 
 
 def blank_weight(outputs: int, inputs: int) -> QuantizedWeight:
-    """A 4-bit weight that is never computed: counting reads zeros."""
+    """Return a 4-bit weight of zeros that is never computed."""
     packed = mx.zeros((outputs, inputs * BITS // 32), mx.uint32)
     scales, biases = (mx.zeros((outputs, inputs // GROUP), mx.bfloat16) for _ in range(2))
     return QuantizedWeight(packed, scales, biases, GROUP, BITS)
@@ -140,8 +140,8 @@ def _attention(model: Model, shape: Attention, rows: int) -> Iterator[Entry]:
     k, v = (mx.zeros((1, shape.kv_heads, length, shape.head_size), mx.bfloat16) for _ in range(2))
     ours = _record(lambda device: verify_attention(q, k, v, 1.0, device=device))
     kernels = [("verify_attention", ours, ("k", "v"))]
-    # MLX takes the vector kernel up to 8 rows and 32 rows of all heads of a group, its tiled
-    # kernel up to 128 elements a head, and several operations otherwise.
+    # MLX uses the vector kernel up to 8 rows and 32 rows of all heads of a group, its tiled
+    # kernel up to head size 128, and several operations otherwise.
     if rows <= 8 and rows * shape.heads // shape.kv_heads <= 32:
         launch = stock.sdpa_vector(q[0], k[0], v[0])
         kernels.append(("MLX sdpa_vector", (launch,), ("keys", "values")))

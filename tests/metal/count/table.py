@@ -1,4 +1,4 @@
-"""The table in docs/kernels.md, between two marks; everything else in that file is left alone."""
+"""Writes the count tables into docs/kernels.md, between two marks."""
 
 from __future__ import annotations
 
@@ -16,37 +16,36 @@ BEGIN, END = "<!-- counts: written by python -m tests.metal.count -->\n", "<!-- 
 
 LEGEND = f"""
 Every cell gives M = {", ".join(map(str, ROWS))} rows of the verified block.
-*MB least*: every input read and every output written once, the traffic of perfect caches.
+*MB minimum*: every input read and every output written once, the traffic of perfect caches.
 *MB by threadgroup*: 64-byte lines, each once per threadgroup, the traffic if caches served one
-threadgroup only. The truth on a GPU lies between the two.
+threadgroup only. The traffic on a GPU lies between the two.
 *Read*: how often the weights (for attention, keys and values) are read by that second count.
 *Multiplies*: 8x8 multiplies issued, relative to the useful ones; vector kernels use none.
-MLX takes qmv_wide or gemv_wide for few rows and qmm_t for more, by chip and shape.
-Attention has {CONTEXT} keys before the block; where no kernel of MLX stands beside ours, MLX runs
-several operations. For dense weights and {max(ROWS)} rows MLX takes a matrix kernel that is not
-counted here.
-Counts are exact and are not times; a lower count is not a speed-up.
+MLX uses qmv_wide or gemv_wide for few rows and qmm_t for more, by chip and shape.
+Attention has {CONTEXT} keys before the block; where no MLX kernel is listed, MLX runs
+several operations. For dense weights and {max(ROWS)} rows MLX uses a matrix kernel that is not
+counted here. Counts are exact, but they are not times.
 """
 
 
 def render(every: Sequence[Entry], counted: Mapping[str, Counted]) -> str:
-    """The text between the marks."""
+    """Return the text between the marks."""
     parts = [LEGEND.strip()]
     for model in MODELS:
         parts.append(f"### {model.name}\n\n{_model(model.name, every, counted)}")
-    parts.append(f"### Least time of the matrix products\n\n{_bounds(every, counted)}")
+    parts.append(f"### Computed minimum time of the matrix products\n\n{_bounds(every, counted)}")
     return "\n\n".join(parts) + "\n"
 
 
 def write(text: str) -> None:
-    """Replace what stands between the marks of docs/kernels.md."""
+    """Replace the text between the marks of docs/kernels.md."""
     before, after = _around()
     DOCUMENT.parent.mkdir(exist_ok=True)
     DOCUMENT.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
 
 
 def written() -> str:
-    """What stands between the marks now."""
+    """Return the text between the marks of docs/kernels.md."""
     if not DOCUMENT.exists() or BEGIN not in DOCUMENT.read_text(encoding="utf-8"):
         return ""
     text = DOCUMENT.read_text(encoding="utf-8")
@@ -64,7 +63,7 @@ def _around() -> tuple[str, str]:
 Cell = Callable[[Entry, Counted], str]
 COLUMNS: dict[str, Cell] = {
     "launches": lambda e, c: str(c.launches),
-    "MB least": lambda e, c: _short(c.unique_bytes / 1e6),
+    "MB minimum": lambda e, c: _short(c.unique_bytes / 1e6),
     "MB by threadgroup": lambda e, c: _short(c.group_bytes / 1e6),
     "read": lambda e, c: f"{c.watched / e.watched_bytes:.1f}x",
     "multiplies": lambda e, c: (
@@ -83,7 +82,7 @@ def _model(name: str, every: Sequence[Entry], counted: Mapping[str, Counted]) ->
     for entry in every:
         if entry.model == name:
             lines[entry.layer, entry.weights, entry.kernel, entry.times][entry.rows] = entry
-    table = [_row(("layer", "in a pass", "weights", "kernel", *COLUMNS))]
+    table = [_row(("layer", "per forward", "weights", "kernel", *COLUMNS))]
     table.append(_row(["---"] * (4 + len(COLUMNS))))
     for (layer, weights, kernel, times), by_rows in lines.items():
         cells = [_cell(by_rows, counted, column) for column in COLUMNS.values()]
@@ -105,10 +104,10 @@ def _row(cells: Sequence[str]) -> str:
 
 OURS = ("quantized_verify", "dense_verify", "head_argmax")
 BOUNDS = """
-Sum over all matrices of a forward pass, attention left out, in milliseconds: the larger of bytes
-over bandwidth and issued operations over float32 rate, with the public specifications below. Two
-numbers are the two ends of the traffic of weights. The matrix units of M5, which none of these
-kernels use, are left out. No GPU was measured.
+Computed, not measured: the sum over all matrices of a forward pass without attention, in
+milliseconds. Each term is the larger of bytes over bandwidth and issued operations over float32
+rate, with the public specifications below. Two numbers are the minimum and the maximum traffic of
+the weights. None of these kernels uses the matrix units of M5.
 """
 
 

@@ -1,8 +1,4 @@
-"""Faults to plant in our kernels, to measure what the tests would catch.
-
-One TOML file per kernel; each fault is a small change of the shipped text that a tired author
-could make.
-"""
+"""Faults for the mutation test: small changes of kernel sources, one TOML file per kernel."""
 
 from tests.metal.faults.fault import Fault, StaleFault, read_faults
 

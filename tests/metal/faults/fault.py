@@ -1,4 +1,4 @@
-"""A planted fault: one named change of a kernel's text."""
+"""A fault: one named change of a kernel source."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dflash_mlx.metal.build import Kernel
 
 
 class StaleFault(Exception):
-    """The text that a fault changes is not there once; the fault must be written anew."""
+    """The text that a fault replaces does not occur exactly once; the fault must be rewritten."""
 
 
 @dataclass(frozen=True)
@@ -32,20 +32,20 @@ class Fault:
 
     @property
     def id(self) -> str:
-        """Kernel and name."""
+        """The kernel and the name of the fault."""
         return f"{self.kernel}: {self.name}"
 
     def shows_in(self, case: Mapping[str, Any]) -> bool:
-        """True when the case has the axis values that the fault needs."""
+        """Whether the case has the axis values that the fault needs."""
         return all(case.get(axis) == value for axis, value in self.where.items())
 
     def plant(self, kernel: Kernel) -> Kernel | None:
-        """The kernel with the fault, or None when the text is in another kernel of the launch."""
+        """Return the kernel with the fault, or None when another kernel contains the text."""
         count = kernel.header.count(self.old) + kernel.body.count(self.old)
         if count == 0:
             return None
         if count > 1:
-            raise StaleFault(f"{self.id}: {self.old!r} is {count} times in {kernel.name}")
+            raise StaleFault(f"{self.id}: {self.old!r} occurs {count} times in {kernel.name}")
         return replace(
             kernel,
             name=f"{kernel.name}_fault",
@@ -55,7 +55,7 @@ class Fault:
 
 
 def read_faults() -> tuple[Fault, ...]:
-    """All faults, from the `<kernel>.toml` files beside this one."""
+    """Return all faults of the `<kernel>.toml` files in this folder."""
     found = []
     for path in sorted(Path(__file__).parent.glob("*.toml")):
         for entry in tomllib.loads(path.read_text(encoding="utf-8"))["fault"]:

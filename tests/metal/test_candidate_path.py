@@ -1,4 +1,4 @@
-"""candidate_walk against the walk in float64, greedy and drawn."""
+"""candidate_path against path selection in float64, greedy and sampled."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 
 from dflash_mlx.errors import BadRequest
 from dflash_mlx.metal.build import Device
-from dflash_mlx.metal.candidate_walk import (
+from dflash_mlx.metal.candidate_path import (
     CandidateRows,
     Codebooks,
-    candidate_walk,
-    candidate_walk_refusal,
+    candidate_path,
+    candidate_path_refusal,
 )
 from tests.metal.covering import Axes, Case
 from tests.metal.exactness import DTYPES, check, drawn, exact
@@ -58,10 +58,10 @@ def _inputs(case: Case) -> Inputs:
 
 
 def _run(case: Case, device: Device | None) -> None:
-    """Follow the kernel's own choices, so that a near-tie cannot lead the two walks apart."""
+    """Follow the selection of the kernel, so that a near tie cannot separate the two paths."""
     anchor, rows, books, temperature, noise = inputs = _inputs(case)
-    walk = candidate_walk(*inputs, device=device)
-    chosen, candidates = np.array(walk.tokens), np.array(rows.candidates)
+    path = candidate_path(*inputs, device=device)
+    chosen, candidates = np.array(path.tokens), np.array(rows.candidates)
     before, after = exact(books.before), exact(books.after)
     previous = int(np.array(anchor))
     for row in range(case["rows"]):
@@ -75,31 +75,31 @@ def _run(case: Case, device: Device | None) -> None:
         assert key >= keys.max() - 2e-6 * magnitude
         top = scores.max()
         log_probs = scores - top - np.log(np.exp(scores - top).sum())
-        check(walk.log_probs[row], log_probs, 4 * magnitude)
+        check(path.log_probs[row], log_probs, 4 * magnitude)
         previous = int(chosen[row])
 
 
 @pytest.mark.over(AXES)
-def test_walks_as_the_paper_does(case: Case, device_in: Callable[[str], Device]) -> None:
-    """A wrong predecessor spoils every row behind it, and the acceptance with them."""
+def test_equals_the_path_in_float64(case: Case, device_in: Callable[[str], Device]) -> None:
+    """A wrong predecessor changes every later row and lowers the acceptance rate."""
     _run(case, device_in(case["order"]))
 
 
 @pytest.mark.parametrize("count", [5, 16])
-def test_does_nothing_that_metal_forbids(count: int, traced_device: Device) -> None:
-    """Each row waits for the token before it; without that wait the walk is a race."""
+def test_traced_run_has_no_reports(count: int, traced_device: Device) -> None:
+    """Each row reads the token that the row before selected, across a barrier."""
     case = {"dtype": "bfloat16", "books": "bfloat16", "rows": 7, "rank": 40, "temperature": 0.7}
     _run({**case, "count": count}, traced_device)
 
 
-def test_without_a_device_the_reference_answers() -> None:
-    """A machine without Metal is a normal case, not an error."""
+def test_without_a_device_the_reference_is_used() -> None:
+    """Machines without Metal use the reference implementation."""
     case = {"dtype": "float32", "books": "float32", "rows": 7, "rank": 40, "temperature": 0.7}
     _run({**case, "count": 16}, None)
 
 
 def test_equal_scores_go_to_the_earlier_candidate(ordered_device: Device) -> None:
-    """Candidates come best first; a tie must not depend on the order of lanes."""
+    """A tie must not depend on the order in which lanes run."""
     anchor, rows, books, _, noise = _inputs(
         {
             "dtype": "float32",
@@ -111,8 +111,8 @@ def test_equal_scores_go_to_the_earlier_candidate(ordered_device: Device) -> Non
         }
     )
     rows = replace(rows, unary=mx.zeros_like(rows.unary), projected=mx.zeros_like(rows.projected))
-    walk = candidate_walk(anchor, rows, books, 0.0, noise, device=ordered_device)
-    assert mx.array_equal(walk.tokens, rows.candidates[:, 0])
+    path = candidate_path(anchor, rows, books, 0.0, noise, device=ordered_device)
+    assert mx.array_equal(path.tokens, rows.candidates[:, 0])
 
 
 BAD: dict[str, tuple[Callable[[Inputs], Inputs], str]] = {
@@ -131,16 +131,16 @@ BAD: dict[str, tuple[Callable[[Inputs], Inputs], str]] = {
         "one type",
     ),
     "noise": (lambda i: (*i[:4], i[4].astype(mx.float16)), "noise is"),
-    "temperature": (lambda i: (*i[:3], -1.0, i[4]), "temperature of -1"),
+    "temperature": (lambda i: (*i[:3], -1.0, i[4]), "temperature is -1"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_refuses_what_it_cannot_take(name: str) -> None:
-    """Bad input must raise with its reason, with and without Metal, never answer wrongly."""
+def test_rejects_unsupported_inputs(name: str) -> None:
+    """Unsupported inputs must raise with the reason instead of giving wrong results."""
     spoil, reason = BAD[name]
     case = {"dtype": "float32", "books": "float32", "rows": 7, "rank": 40, "temperature": 0.7}
     good = _inputs({**case, "count": 16})
     with pytest.raises(BadRequest, match=reason):
-        candidate_walk(*spoil(good), device=None)
-    assert candidate_walk_refusal(*good) is None
+        candidate_path(*spoil(good), device=None)
+    assert candidate_path_refusal(*good) is None

@@ -1,5 +1,5 @@
-// candidate_walk: DFlash 2's left-to-right choice among the candidates of every block row, the
-// whole walk in one launch.
+// candidate_path: DFlash 2's left-to-right path selection among the candidates of every block
+// row, in one launch.
 //
 //   score[k] = unary[t, k] + sum over r of before[previous, r] * projected[t, r] * after[cand, r]
 //   previous = cand of the best score / temperature + noise
@@ -10,13 +10,13 @@
 // projected   [S, R]      T: float32, bfloat16 or float16
 // before      [V, R]      W, the predecessor codebook
 // after       [V, R]      W, the successor codebook
-// noise       [S, KC]     float32, zeros for the greedy walk, Gumbel noise to sample
-// inverse     [1]         float32, 1 / temperature, 1 for the greedy walk
+// noise       [S, KC]     float32, zeros for the greedy path, Gumbel noise to sample
+// inverse     [1]         float32, 1 / temperature, 1 for the greedy path
 // chosen      [S]         int32, the tokens
 // log_probs   [S, KC]     float32, log softmax of score / temperature, per candidate
 //
-// One threadgroup. For each row, simdgroup s scores the candidates s, s + SIMDS, ...; the
-// first simdgroup then chooses, and all move on. Equal sums go to the earlier candidate.
+// One threadgroup. For each row, simdgroup s scores the candidates s, s + SIMDS, ..., then the
+// first simdgroup selects one. Of equal scores the earlier candidate is selected.
 //
 // Grid: (32 * SIMDS, 1, 1) threads in one group.
 // Template: T, W, KC, SIMDS.
@@ -68,7 +68,7 @@ for (int t = 0; t < S; ++t) {
     const float best = simd_max(key);
     const int winner = simd_min(present && key == best ? lane : KC);
     if (lane == 0) {
-      // A row of NaN has no winner; its first candidate keeps the walk inside the codebooks.
+      // A row of NaN has no best score. Its first candidate is a valid index into the codebooks.
       const int token = candidates[t * KC + (winner < KC ? winner : 0)];
       chosen[t] = token;
       previous[0] = token;

@@ -1,8 +1,6 @@
-"""DFlash 2's walk over the candidates of a block, left to right, in one launch.
+"""DFlash 2's path selection over the candidates of a block, left to right, in one launch.
 
-Letters: S rows, K candidates each, R rank, V vocabulary. Kernel: candidate_walk.metal. In
-plain MLX each row takes about six launches that wait for each other; the kernel takes one for
-all rows.
+Shapes: S rows, K candidates per row, R rank, V vocabulary. Kernel: candidate_path.metal.
 """
 
 from collections.abc import Iterator
@@ -24,7 +22,7 @@ MAX_CANDIDATES: Final = 32
 SIMDGROUPS: Final = 8
 
 KERNEL: Final = read_kernel(
-    "candidate_walk",
+    "candidate_path",
     ("anchor", "candidates", "unary", "projected", "before", "after", "noise", "inverse"),
     ("chosen", "log_probs"),
 )
@@ -40,7 +38,7 @@ class Codebooks:
 
 @dataclass(frozen=True)
 class CandidateRows:
-    """Per row the candidates int32 [S, K], their logits float32 [S, K], projected [S, R]."""
+    """Candidates int32 [S, K], their logits float32 [S, K], and projected hidden states [S, R]."""
 
     candidates: mx.array
     unary: mx.array
@@ -48,21 +46,21 @@ class CandidateRows:
 
 
 @dataclass(frozen=True)
-class Walk:
-    """The chosen tokens int32 [S] and, per row, float32 log probabilities [S, K]."""
+class CandidatePath:
+    """The selected tokens int32 [S] and the log probabilities float32 [S, K] of all candidates."""
 
     tokens: mx.array
     log_probs: mx.array
 
 
-def candidate_walk_reference(
+def candidate_path_reference(
     anchor: mx.array, rows: CandidateRows, books: Codebooks, temperature: float, noise: mx.array
-) -> Walk:
-    """Tokens and log probabilities of the walk from `anchor`, in float32.
+) -> CandidatePath:
+    """Return the path from `anchor` and its log probabilities, computed in float32.
 
-    The score of candidate b behind token a is unary + <before[a] * projected, after[b]>. The
-    token with the best score / temperature + noise is chosen; a temperature of 0 chooses the
-    best score, and then the log probabilities are those of a temperature of 1.
+    The score of candidate b after token a is unary + <before[a] * projected, after[b]>. Each row
+    selects the candidate with the best score / temperature + noise. Temperature 0 selects the best
+    score and returns the log probabilities of temperature 1.
     """
     inverse = 1 / temperature if temperature else 1.0
     previous = anchor.reshape(1)
@@ -75,17 +73,17 @@ def candidate_walk_reference(
         log_probs.append(scores - mx.logsumexp(scores))
         previous = candidates[mx.argmax(scores + noise[row])].reshape(1)
         tokens.append(previous)
-    return Walk(mx.concatenate(tokens), mx.stack(log_probs))
+    return CandidatePath(mx.concatenate(tokens), mx.stack(log_probs))
 
 
-def candidate_walk_refusal(
+def candidate_path_refusal(
     anchor: mx.array, rows: CandidateRows, books: Codebooks, temperature: float, noise: mx.array
 ) -> str | None:
-    """Why the kernel cannot take these inputs, or None."""
+    """Return why the kernel does not support these inputs, or None."""
     return first_reason(_reasons(anchor, rows, books, temperature, noise))
 
 
-def candidate_walk(
+def candidate_path(
     anchor: mx.array,
     rows: CandidateRows,
     books: Codebooks,
@@ -93,17 +91,17 @@ def candidate_walk(
     noise: mx.array,
     *,
     device: Device | None = DEFAULT_DEVICE,
-) -> Walk:
-    """Tokens and log probabilities of the walk from `anchor`, an int32 scalar array.
+) -> CandidatePath:
+    """Return the path from `anchor`, an int32 scalar array, and its log probabilities.
 
-    `noise` float32 [S, K] is added to score / temperature: zeros choose the best candidate,
-    Gumbel noise draws one. A temperature of 0 stands for 1 with zeros. All token ids must be
-    below V. Raises BadRequest with the refusal reason for inputs that the kernel cannot take.
+    `noise` float32 [S, K] is added to score / temperature: zeros select the best candidate,
+    Gumbel noise samples one. With temperature 0, `noise` must be zeros. All token ids must be
+    below V. Raises BadRequest for inputs that the kernel does not support.
     """
-    reason = candidate_walk_refusal(anchor, rows, books, temperature, noise)
-    refuse("candidate_walk", reason)
+    reason = candidate_path_refusal(anchor, rows, books, temperature, noise)
+    refuse("candidate_path", reason)
     if device is None:
-        return candidate_walk_reference(anchor, rows, books, temperature, noise)
+        return candidate_path_reference(anchor, rows, books, temperature, noise)
     n_rows, count = rows.candidates.shape
     threads = 32 * min(SIMDGROUPS, count)
     launch = Launch(
@@ -130,7 +128,7 @@ def candidate_walk(
         output_dtypes=(mx.int32, mx.float32),
     )
     tokens, log_probs = device.run(launch)
-    return Walk(tokens, log_probs)
+    return CandidatePath(tokens, log_probs)
 
 
 def _reasons(
@@ -143,7 +141,7 @@ def _reasons(
     yield rank_refusal("before", books.before, "V R")
     n_rows, count = rows.candidates.shape
     if n_rows < 1 or not 1 <= count <= MAX_CANDIDATES:
-        yield f"{count} candidates in {n_rows} rows; 1 to {MAX_CANDIDATES} are needed"
+        yield f"{count} candidates in {n_rows} rows; 1 to {MAX_CANDIDATES} in 1 or more are needed"
     if rows.candidates.dtype != mx.int32:
         yield f"candidates are {rows.candidates.dtype}; int32 is needed"
     for name, array in (("unary", rows.unary), ("noise", noise)):
@@ -161,4 +159,4 @@ def _reasons(
     if books.after.dtype != books.before.dtype:
         yield f"codebooks are {books.before.dtype} and {books.after.dtype}; one type is needed"
     if temperature < 0:
-        yield f"a temperature of {temperature}; 0 or more is needed"
+        yield f"temperature is {temperature}; 0 or more is needed"
