@@ -19,7 +19,7 @@ from dflash_mlx.convert.safetensors import File, StoredRows
 from dflash_mlx.convert.tensors import Carrier, Rows, row_width
 from dflash_mlx.errors import UnsupportedModel
 from dflash_mlx.gguf.header import AS_STORED, GGUFHeader, TensorInfo, read_header
-from dflash_mlx.gguf.read import Place, describe
+from dflash_mlx.gguf.read import TensorPlace, describe
 from dflash_mlx.gguf.tokenizer import GGUFTokenizer, build_tokenizer
 from dflash_mlx.system.installer import install_command
 
@@ -184,7 +184,7 @@ def _read_blocks(
     return np.frombuffer(raw, np.uint8).reshape(stop - start, -1, block_bytes)
 
 
-def _in_order(rows: Rows, place: Place) -> Rows:
+def _in_order(rows: Rows, place: TensorPlace) -> Rows:
     return UnpermutedRows(rows, place.permuted_heads) if place.permuted_heads else rows
 
 

@@ -1,10 +1,7 @@
-"""The header of a GGUF file: its metadata and its table of tensors, checked against the file.
+"""The header of a GGUF file: metadata and table of tensors, checked against the file's size.
 
-This file reads bytes and knows the container; it knows no model and no tokenizer, and reads no
-weight. Invariant: what it returns lies inside the file, so a reader that trusts the header
-cannot run past the end. `mx.load` trusts it, and also converts types that it cannot hold
-without saying so; both are reasons to look here first.
-Source: the GGUF specification in ggml's docs (`gguf.md`), versions 2 and 3.
+It must not know models or tokenizers. `mx.load` reads past the end of a truncated file and
+converts types silently, so the header is checked first. Source: ggml's `gguf.md`, versions 2, 3.
 """
 
 import mmap
@@ -15,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
+from dflash_mlx.system.foreign import quoted, shorten
 
 TYPE_NAMES = {
     **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1"},
@@ -24,19 +22,19 @@ TYPE_NAMES = {
     **{29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4"},
 }
 AS_STORED = {"F32": (1, 4), "F16": (1, 2), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q8_0": (32, 34)}
-"""Elements and bytes of one block, of the types that are read as they are."""
+"""Elements and bytes of one block, of the types that are read without conversion."""
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
 _NUMBERS[12] = "d"
 _UINT32, _STRING, _ARRAY = 4, 8, 9
 _LENGTH = struct.Struct("<Q")
-_MOST_ITEMS = 1 << 24
-"""Longest text or list that is believed; the largest vocabularies have a fiftieth of it."""
+_MAX_ITEMS = 1 << 24
+"""Longest text or list that is accepted; the largest vocabularies have a fiftieth of this."""
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One tensor: its type's name, its shape (rows first, as MLX has it), its bytes in the file."""
+    """One tensor: the name of its type, its shape in MLX's order, its bytes in the file."""
 
     name: str
     type: str
@@ -56,21 +54,21 @@ class GGUFHeader:
 def read_header(path: Path, blocks: Mapping[str, tuple[int, int]] = AS_STORED) -> GGUFHeader:
     """Return the header of the GGUF file at `path`.
 
-    `blocks` gives elements and bytes of one block for every type that the caller can read.
+    `blocks` holds elements and bytes of one block for each type that the caller can read.
 
     Raises:
-        BadCheckpoint: the file is no GGUF, is truncated, or its header contradicts itself.
-        UnsupportedModel: a tensor has a type that is not read as it is.
+        BadCheckpoint: the file is not GGUF, is truncated, or its header contradicts itself.
+        UnsupportedModel: a tensor has a type that `blocks` lacks.
     """
     size = path.stat().st_size
     if size < 24:
-        raise BadCheckpoint(f"{path} has {size} bytes, too few for a GGUF file; fetch it again")
+        raise BadCheckpoint(f"{path} has {size} bytes, too few for a GGUF file; download it again")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return _Reader(data, size, path, blocks).header()
 
 
 class _Reader:
-    """Walks the header once, from front to back, never past `size`."""
+    """Reads the header once, from front to back, never past `size`."""
 
     def __init__(
         self, data: mmap.mmap, size: int, path: Path, blocks: Mapping[str, tuple[int, int]]
@@ -92,7 +90,7 @@ class _Reader:
         for _ in range(n_keys):
             key = self.text()
             if key in metadata:
-                raise self.bad(f"states {key!r} twice")
+                raise self.bad(f"has the key {quoted(key)} twice")
             metadata[key] = self.value(self.number("I"), key)
         entries = [self.tensor() for _ in range(self.plausible(n_tensors, 24, "tensors"))]
         start = self.data_start(metadata)
@@ -100,10 +98,10 @@ class _Reader:
         for relative in entries:
             info = replace(relative, offset=start + relative.offset)
             if info.name in tensors:
-                raise self.bad(f"holds the tensor {info.name!r} twice")
+                raise self.bad(f"holds the tensor {quoted(info.name)} twice")
             if info.offset + info.n_bytes > self.size:
                 raise self.bad(
-                    f"is truncated: {info.name!r} ends at byte {info.offset + info.n_bytes} "
+                    f"is truncated: {quoted(info.name)} ends at byte {info.offset + info.n_bytes} "
                     f"and the file at byte {self.size}"
                 )
             tensors[info.name] = info
@@ -113,40 +111,41 @@ class _Reader:
         name = self.text()
         n_dims = self.number("I")
         if not 1 <= n_dims <= 4:
-            raise self.bad(f"gives {name!r} {n_dims} dimensions")
+            raise self.bad(f"gives {quoted(name)} {n_dims} dimensions, not 1 to 4")
         dims = [self.number("Q") for _ in range(n_dims)]
         kind = self.number("I")
         offset = self.number("Q")
         named = TYPE_NAMES.get(kind, f"type {kind}")
         if named not in self.blocks:
             raise UnsupportedModel(
-                f"{self.path}: {name!r} is stored as {named}; we read {', '.join(self.blocks)}. "
-                "Convert the file first (dflash-mlx convert), or take a Q8_0 or Q4_1 build"
+                f"{self.path}: {quoted(name)} is stored as {named}; supported are "
+                f"{', '.join(self.blocks)}. Convert the file first (dflash-mlx "
+                "convert), or use a Q8_0 or Q4_1 build"
             )
         elements, block_bytes = self.blocks[named]
         count = 1
         for dim in dims:
             count *= dim
         if count == 0 or dims[0] % elements or count > self.size * elements:
-            raise self.bad(f"gives {name!r} ({named}) the impossible dimensions {dims}")
+            raise self.bad(f"gives {quoted(name)} ({named}) the impossible dimensions {dims}")
         n_bytes = count // elements * block_bytes
         return TensorInfo(name, named, tuple(dims[::-1]), n_bytes, offset)
 
     def data_start(self, metadata: dict[str, Any]) -> int:
         alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or not 8 <= alignment <= 1 << 16 or alignment % 8:
-            raise self.bad(f"states the alignment {alignment!r}")
+            raise self.bad(f"has general.alignment {quoted(alignment)}")
         return -(-self.position // alignment) * alignment
 
     def value(self, kind: int, key: str) -> Any:
         if key == "general.alignment" and kind != _UINT32:
-            raise self.bad("states the alignment as something other than a 32-bit number")
+            raise self.bad("has a general.alignment that is not a 32-bit number")
         if kind == _STRING:
             return self.text()
         if kind == _ARRAY:
             return self.array(key)
         if kind not in _NUMBERS:
-            raise self.bad(f"gives {key!r} the unknown value type {kind}")
+            raise self.bad(f"gives {quoted(key)} the unknown value type {kind}")
         return self.number(_NUMBERS[kind])
 
     def array(self, key: str) -> list[Any]:
@@ -154,29 +153,29 @@ class _Reader:
         if kind == _STRING:
             return [self.text() for _ in range(self.plausible(length, 8, key))]
         if kind not in _NUMBERS:
-            raise self.bad(f"gives {key!r} a list of the unknown type {kind}")
+            raise self.bad(f"gives {quoted(key)} a list of the unknown type {kind}")
         code = _NUMBERS[kind]
         count = self.plausible(length, struct.calcsize(code), key)
         return list(struct.unpack(f"<{count}{code}", self.take(count * struct.calcsize(code))))
 
     def plausible(self, count: int, each_bytes: int, what: str) -> int:
-        if count > _MOST_ITEMS or count * each_bytes > self.size - self.position:
-            raise self.bad(f"announces {count} {what}, more than it has room for")
+        if count > _MAX_ITEMS or count * each_bytes > self.size - self.position:
+            raise self.bad(f"announces {count} {shorten(what)}, more than fit into it")
         return count
 
     def text(self) -> str:
-        # a vocabulary is several hundred thousand texts, so this path takes no detours
+        # a vocabulary is several hundred thousand texts, so this method is written for speed
         begin = self.position + 8
         if begin > self.size:
             raise self.cut()
         (length,) = _LENGTH.unpack_from(self.data, self.position)
         end = self.position = begin + length
-        if length > _MOST_ITEMS or end > self.size:
-            raise self.bad(f"announces {length} bytes of text, more than it has room for")
+        if length > _MAX_ITEMS or end > self.size:
+            raise self.bad(f"announces {length} bytes of text, more than fit into it")
         try:
             return str(self.data[begin:end], "utf-8")
         except UnicodeDecodeError as error:
-            raise self.bad(f"holds text that is no UTF-8 near byte {begin}") from error
+            raise self.bad(f"holds text that is not UTF-8 at byte {begin}") from error
 
     def number(self, code: str) -> Any:
         size = struct.calcsize("<" + code)
@@ -191,9 +190,9 @@ class _Reader:
         return raw
 
     def cut(self) -> BadCheckpoint:
-        return self.bad(f"is truncated: its header goes on after its last byte, {self.size}")
+        return self.bad(f"is truncated: its header does not end within its {self.size} bytes")
 
     def bad(self, what: str) -> BadCheckpoint:
         return BadCheckpoint(
-            f"{self.path} {what}; it needs to be a whole GGUF file, fetch it again"
+            f"{self.path} {what}; it needs to be a complete GGUF file, download it again"
         )

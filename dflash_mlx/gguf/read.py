@@ -1,9 +1,8 @@
-"""A `.gguf` file as mlx-lm wants a model: configuration, weights under their usual names.
+"""A `.gguf` file as a configuration and weights in mlx-lm's names, for llama and qwen3.
 
-This file knows how the llama and qwen3 families are laid out in GGUF. It reads F32, F16, Q8_0,
-Q4_0 and Q4_1 tensors as they are (quantized ones become MLX's triple of weight, scales and
-biases in groups of 32) and refuses the rest rather than converting behind the reader's back.
-Letters: H query or key/value heads, d their width, D hidden size, F feed-forward size.
+F32, F16, Q8_0, Q4_0 and Q4_1 are read without conversion (quantized tensors become MLX's weight,
+scales and biases in groups of 32); other types are refused.
+Letters: H query or key/value heads, d their size, D hidden size, F feed-forward size.
 """
 
 import struct
@@ -19,6 +18,7 @@ from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
 from dflash_mlx.gguf.header import GGUFHeader, TensorInfo, read_header
 from dflash_mlx.gguf.rope import llama3_scaling
 from dflash_mlx.gguf.tokenizer import GGUFTokenizer, read_tokenizer
+from dflash_mlx.system.foreign import quoted, reading
 
 _FAMILIES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _BITS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
@@ -28,10 +28,10 @@ _ROPE_FACTORS = "rope_freqs.weight"
 
 @dataclass(frozen=True)
 class GGUFModel:
-    """One file: `config` as a `config.json` would say it, and what the tokenizer is made of.
+    """One file: `config` with the keys of a `config.json`, lazy weights, and the vocabulary.
 
-    `weights` belongs to the caller, who may take tensors out one by one, so that a stored tensor
-    is gone when its used form exists. Nothing in it has been computed yet.
+    The caller may remove tensors from `weights` one by one, so that a stored tensor is freed when
+    its converted form exists.
     """
 
     config: dict[str, Any]
@@ -40,8 +40,8 @@ class GGUFModel:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a tensor goes: its usual name, its shape, and its heads if rows were permuted."""
+class TensorPlace:
+    """The module of a tensor, its shape, and its number of heads if its rows are permuted."""
 
     name: str
     shape: tuple[int, ...]
@@ -49,10 +49,10 @@ class Place:
 
 
 def read_gguf(path: Path, outline: bool = False) -> GGUFModel:
-    """Return the model in the GGUF file at `path`; an outline has arrays without their values.
+    """Return the model in the GGUF file at `path`; an `outline` has shapes and types only.
 
-    The file is checked against its own header before a weight is read: every tensor of the
-    family present once, with the shape that the configuration gives it, none left over.
+    Before a weight is read the header is checked: each tensor of the family is present once, with
+    the shape that the configuration gives it, and there are no others.
 
     Raises:
         BadCheckpoint: the file is truncated, corrupt or incomplete.
@@ -62,18 +62,15 @@ def read_gguf(path: Path, outline: bool = False) -> GGUFModel:
     config, tokenizer, places = describe(header, path)
     if outline:
         return GGUFModel(config, dict(_outlines(header, places)), tokenizer)
-    try:
-        stored = mx.load(str(path), format="gguf")
-    except (RuntimeError, ValueError) as error:
-        raise BadCheckpoint(f"{path} could not be read ({error}); fetch it again") from error
-    assert isinstance(stored, dict), type(stored)
+    with reading(path, "the weights", "download it again"):
+        stored: Any = mx.load(str(path), format="gguf")
     return GGUFModel(config, dict(_renamed(stored, places)), tokenizer)
 
 
 def describe(
     header: GGUFHeader, path: Path
-) -> tuple[dict[str, Any], GGUFTokenizer, dict[str, Place]]:
-    """Return the whole configuration, the tokenizer and the tensors' places of a checked header.
+) -> tuple[dict[str, Any], GGUFTokenizer, dict[str, TensorPlace]]:
+    """Return the configuration, the vocabulary and the places of the tensors of a header.
 
     Raises:
         BadCheckpoint: the header is incomplete or contradicts itself.
@@ -91,18 +88,18 @@ def describe(
 
 
 def read_config(header: GGUFHeader, path: Path) -> dict[str, Any]:
-    """Return the `config.json` that the header of the file at `path` stands for.
+    """Return the header of the file at `path` as the keys of a `config.json`.
 
     Raises:
         BadCheckpoint: a value is missing or of another type.
-        UnsupportedModel: a family, a rope or a split file that is not handled here.
+        UnsupportedModel: a family, a rope scaling or a split file that is not supported.
     """
     facts = header.metadata
     family = facts.get("general.architecture")
     if family not in _FAMILIES:
         raise UnsupportedModel(
-            f"{path} holds the architecture {family!r}; as GGUF we read {', '.join(_FAMILIES)}. "
-            "Give the safetensors repository instead"
+            f"{path} holds the architecture {quoted(family)}; GGUF files are read for "
+            f"{', '.join(_FAMILIES)}. Give the safetensors repository instead"
         )
     if facts.get("split.count", 1) != 1:
         raise UnsupportedModel(f"{path} is one part of several; merge the parts into one file")
@@ -110,21 +107,23 @@ def read_config(header: GGUFHeader, path: Path) -> dict[str, Any]:
     def whole(key: str, default: int | None = None) -> int:
         value = facts.get(f"{family}.{key}", default)
         if not isinstance(value, int) or value < 1:
-            raise BadCheckpoint(f"{path}: {family}.{key} is {value!r}; it needs a whole number > 0")
+            raise BadCheckpoint(
+                f"{path}: {family}.{key} is {quoted(value)}; it needs a whole number > 0"
+            )
         return value
 
     def number(key: str, default: float | None = None) -> float:
         value = facts.get(f"{family}.{key}", default)
         if not isinstance(value, float) or not 0 < value < 1e12:
-            raise BadCheckpoint(f"{path}: {family}.{key} is {value!r}; it needs a number > 0")
+            raise BadCheckpoint(f"{path}: {family}.{key} is {quoted(value)}; it needs a number > 0")
         return value
 
     heads, hidden = whole("attention.head_count"), whole("embedding_length")
     head_dim = whole("attention.key_length", hidden // heads)
     if whole("rope.dimension_count", head_dim) != head_dim or facts.get(f"{family}.expert_count"):
         raise UnsupportedModel(
-            f"{path} is a {family} variant with partial rotary embedding or experts, which we do "
-            "not read as GGUF; give the safetensors repository instead"
+            f"{path} is a {family} variant with partial rotary embedding or experts, which GGUF "
+            "support lacks; give the safetensors repository instead"
         )
     config = {
         "architectures": [_FAMILIES[family]],
@@ -156,8 +155,8 @@ def _rope_scaling(facts: dict[str, Any], family: str, path: Path) -> dict[str, A
     factor = facts.get(f"{family}.rope.scaling.factor")
     if kind != "linear" or not isinstance(factor, float) or factor <= 0:
         raise UnsupportedModel(
-            f"{path} scales its rope by {kind!r} with factor {factor!r}; as GGUF we read 'none' "
-            "and 'linear'. Give the safetensors repository instead"
+            f"{path} scales its rope by {quoted(kind)} with factor {quoted(factor)}; GGUF support "
+            "has 'none' and 'linear'. Give the safetensors repository instead"
         )
     return {"rope_type": "linear", "factor": factor}
 
@@ -177,62 +176,66 @@ def _llama3(factors: TensorInfo, config: dict[str, Any], path: Path) -> dict[str
     return scaling
 
 
-def _places(config: dict[str, Any]) -> dict[str, Place]:
-    """Return every tensor that a file of this configuration must hold, by its GGUF name."""
+def _places(config: dict[str, Any]) -> dict[str, TensorPlace]:
+    """Return the place of every tensor that a file of this configuration needs, by GGUF name."""
     hidden, ffn, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    # llama's converter stores rotary pairs side by side; qwen3's leaves them half a head apart
+    # llama's converter stores rotary pairs next to each other, qwen3's half a head apart
     llama = config["model_type"] == "llama"
     layer = {
-        "attn_norm": Place("input_layernorm", (hidden,)),
-        "attn_q": Place("self_attn.q_proj", (heads * dim, hidden), heads if llama else None),
-        "attn_k": Place("self_attn.k_proj", (kv_heads * dim, hidden), kv_heads if llama else None),
-        "attn_v": Place("self_attn.v_proj", (kv_heads * dim, hidden)),
-        "attn_output": Place("self_attn.o_proj", (hidden, heads * dim)),
-        "ffn_norm": Place("post_attention_layernorm", (hidden,)),
-        "ffn_gate": Place("mlp.gate_proj", (ffn, hidden)),
-        "ffn_up": Place("mlp.up_proj", (ffn, hidden)),
-        "ffn_down": Place("mlp.down_proj", (hidden, ffn)),
+        "attn_norm": TensorPlace("input_layernorm", (hidden,)),
+        "attn_q": TensorPlace("self_attn.q_proj", (heads * dim, hidden), heads if llama else None),
+        "attn_k": TensorPlace(
+            "self_attn.k_proj", (kv_heads * dim, hidden), kv_heads if llama else None
+        ),
+        "attn_v": TensorPlace("self_attn.v_proj", (kv_heads * dim, hidden)),
+        "attn_output": TensorPlace("self_attn.o_proj", (hidden, heads * dim)),
+        "ffn_norm": TensorPlace("post_attention_layernorm", (hidden,)),
+        "ffn_gate": TensorPlace("mlp.gate_proj", (ffn, hidden)),
+        "ffn_up": TensorPlace("mlp.up_proj", (ffn, hidden)),
+        "ffn_down": TensorPlace("mlp.down_proj", (hidden, ffn)),
     }
     if not llama:
-        layer["attn_q_norm"] = Place("self_attn.q_norm", (dim,))
-        layer["attn_k_norm"] = Place("self_attn.k_norm", (dim,))
+        layer["attn_q_norm"] = TensorPlace("self_attn.q_norm", (dim,))
+        layer["attn_k_norm"] = TensorPlace("self_attn.k_norm", (dim,))
     places = {
-        "token_embd": Place("model.embed_tokens", (config["vocab_size"], hidden)),
-        "output_norm": Place("model.norm", (hidden,)),
+        "token_embd": TensorPlace("model.embed_tokens", (config["vocab_size"], hidden)),
+        "output_norm": TensorPlace("model.norm", (hidden,)),
     }
     if not config["tie_word_embeddings"]:
-        places["output"] = Place("lm_head", (config["vocab_size"], hidden))
+        places["output"] = TensorPlace("lm_head", (config["vocab_size"], hidden))
     for index in range(config["num_hidden_layers"]):
         for name, place in layer.items():
-            places[f"blk.{index}.{name}"] = Place(
+            places[f"blk.{index}.{name}"] = TensorPlace(
                 f"model.layers.{index}.{place.name}", place.shape, place.permuted_heads
             )
     return places
 
 
-def checked_places(header: GGUFHeader, config: dict[str, Any], path: Path) -> dict[str, Place]:
-    """Return where every tensor of the file goes, by its GGUF name without `.weight`.
+def checked_places(
+    header: GGUFHeader, config: dict[str, Any], path: Path
+) -> dict[str, TensorPlace]:
+    """Return the place of every tensor of the file, by its GGUF name without `.weight`.
 
     Raises:
         BadCheckpoint: a tensor is missing, or has another shape than `config` gives it.
-        UnsupportedModel: a tensor is left over.
+        UnsupportedModel: the file holds a tensor that the family has no place for.
     """
-    # a hostile block_count must not make the table large
+    # a false block_count must not make the table large
     if config["num_hidden_layers"] > len(header.tensors):
         raise BadCheckpoint(
             f"{path} announces {config['num_hidden_layers']} layers and holds "
-            f"{len(header.tensors)} tensors; fetch it again"
+            f"{len(header.tensors)} tensors; download it again"
         )
     places = _places(config)
     wanted = {f"{name}.weight": place for name, place in places.items()}
     if missing := sorted(wanted.keys() - header.tensors.keys()):
-        raise BadCheckpoint(f"{path} lacks {_few(missing)}; fetch it again")
+        raise BadCheckpoint(f"{path} lacks {_first_names(missing)}; download it again")
     known = wanted.keys() | ({_ROPE_FACTORS} if config["model_type"] == "llama" else set())
     if extra := sorted(header.tensors.keys() - known):
         raise UnsupportedModel(
-            f"{path} also holds {_few(extra)}, which this {config['model_type']} layout has no "
-            "place for; give the safetensors repository instead"
+            f"{path} also holds {_first_names(extra)}, which {config['model_type']} models do not "
+            "have; give the safetensors repository instead"
         )
     for name, place in wanted.items():
         if header.tensors[name].shape != place.shape:
@@ -243,15 +246,15 @@ def checked_places(header: GGUFHeader, config: dict[str, Any], path: Path) -> di
     return places
 
 
-def _few(names: list[str]) -> str:
+def _first_names(names: list[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
 
 
 def quantization_of(
-    tensors: dict[str, TensorInfo], places: dict[str, Place]
+    tensors: dict[str, TensorInfo], places: dict[str, TensorPlace]
 ) -> dict[str, Any] | None:
-    """Return mlx-lm's quantization map: the most frequent width, and who differs from it."""
+    """Return mlx-lm's quantization map: the most frequent bits, and the layers that differ."""
     bits = {
         place.name: _BITS[tensors[f"{name}.weight"].type]
         for name, place in places.items()
@@ -261,14 +264,14 @@ def quantization_of(
         return None
     usual = Counter(bits.values()).most_common(1)[0][0]
     settings: dict[str, Any] = {"group_size": _GROUP_SIZE, "bits": usual, "mode": "affine"}
-    for name, width in bits.items():
-        if width != usual:
-            settings[name] = {"group_size": _GROUP_SIZE, "bits": width, "mode": "affine"}
+    for name, n_bits in bits.items():
+        if n_bits != usual:
+            settings[name] = {"group_size": _GROUP_SIZE, "bits": n_bits, "mode": "affine"}
     return settings
 
 
-def _outlines(header: GGUFHeader, places: dict[str, Place]) -> Iterator[tuple[str, mx.array]]:
-    """Yield arrays of the shapes and types that `mx.load` gives, never to be evaluated."""
+def _outlines(header: GGUFHeader, places: dict[str, TensorPlace]) -> Iterator[tuple[str, mx.array]]:
+    """Yield arrays with the shapes and types that `mx.load` gives; their values are never used."""
     for name, place in places.items():
         kind = header.tensors[f"{name}.weight"].type
         if kind not in _BITS:
@@ -282,22 +285,22 @@ def _outlines(header: GGUFHeader, places: dict[str, Place]) -> Iterator[tuple[st
 
 
 def _renamed(
-    stored: dict[str, mx.array], places: dict[str, Place]
+    stored: dict[str, mx.array], places: dict[str, TensorPlace]
 ) -> Iterator[tuple[str, mx.array]]:
     for name, place in places.items():
         for part in ("weight", "scales", "biases"):
             array = stored.pop(f"{name}.{part}", None)
             if array is not None:
                 if place.permuted_heads:
-                    array = _in_order(array, place.permuted_heads)
+                    array = _unpermuted(array, place.permuted_heads)
                 yield f"{place.name}.{part}", array
 
 
-def _in_order(rows: mx.array, heads: int) -> mx.array:
-    """Return `rows` [H d, ...] with each head's rotary pairs half a head apart again.
+def _unpermuted(rows: mx.array, heads: int) -> mx.array:
+    """Return `rows` [H d, ...] with the rotary pairs of each head half a head apart.
 
-    Row 2 i + j of a head goes to j d/2 + i. Rows of packed weights, scales and biases are whole,
-    so the same move serves all three. Source: `LlamaModel.permute` in llama.cpp's converter.
+    Row 2 i + j of a head moves to j d/2 + i. Packed weights, scales and biases keep whole rows,
+    so one permutation fits all three. Source: `LlamaModel.permute` in llama.cpp's converter.
     """
     per_head = rows.reshape(heads, rows.shape[0] // heads // 2, 2, *rows.shape[1:])
     return per_head.swapaxes(1, 2).reshape(rows.shape)

@@ -1,14 +1,14 @@
-"""Llama 3's rope scaling, recovered from the factors that a GGUF file stores instead of it.
+"""Llama 3's rope scaling, recovered from the factors that a GGUF file stores instead.
 
-A `config.json` states four numbers and GGUF the factors that follow from them, one for each
-rotary frequency. With w the wavelength of a frequency, L, l, h the original context length and
-the low and high frequency factors, F the factor:
+A `config.json` holds four numbers; GGUF holds one factor per rotary frequency computed from them.
+With w the wavelength of a frequency, L the original context length, l and h the low and high
+frequency factors, and F the factor:
 
     1                              where w < L / h
     F                              where w > L / l
     1 / ((1 - s) / F + s)          between, with s = (L / w - l) / (h - l)
 
-Scaling L, l and h together changes nothing, so l = 1 is chosen and the rest can be solved for.
+Scaling L, l and h together changes nothing, so l = 1 is chosen and the others are solved for.
 Source: `rope_type: llama3` in transformers' `modeling_rope_utils`.
 """
 
@@ -17,9 +17,9 @@ from typing import Any
 
 
 def llama3_scaling(factors: list[float], theta: float) -> dict[str, Any] | None:
-    """Return the `rope_scaling` whose factors these are, None where they are no such thing.
+    """Return the `rope_scaling` that gives `factors`, None where no llama3 scaling does.
 
-    `factors` [d / 2] belong to the wavelengths 2 pi theta^(2 i / d), d the width of a head.
+    `factors` [d / 2] belong to the wavelengths 2 pi theta^(2 i / d), d the size of a head.
     """
     waves = [2 * math.pi * theta ** (i / len(factors)) for i in range(len(factors))]
     factor = max(factors)
@@ -39,12 +39,13 @@ def llama3_scaling(factors: list[float], theta: float) -> dict[str, Any] | None:
         "rope_type": "llama3",
         "factor": factor,
         "low_freq_factor": 1.0,
-        # both are short decimals in every configuration; float32 has blurred them
+        # both are short decimals in every published configuration; float32 rounds them
         "high_freq_factor": round(1 + 1 / offset, 2),
         "original_max_position_embeddings": round(slope / offset),
     }
-    again = _factors(scaling, waves)
-    close = (math.isclose(a, b, rel_tol=1e-4) for a, b in zip(again, factors, strict=True))
+    recomputed = _factors(scaling, waves)
+    # float32 factors of published files agree within 1e-6
+    close = (math.isclose(a, b, rel_tol=1e-4) for a, b in zip(recomputed, factors, strict=True))
     return scaling if all(close) else None
 
 

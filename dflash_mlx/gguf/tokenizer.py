@@ -1,8 +1,7 @@
-"""The tokenizer inside a GGUF file, rebuilt as the byte-level BPE that it came from.
+"""The tokenizer inside a GGUF file, rebuilt as byte-level BPE. It must not know weights.
 
-This file knows the vocabulary's metadata and the pre-tokenizers that llama.cpp names; it knows
-no weights. GGUF stores no rules, only a name for them (`tokenizer.ggml.pre`), so a name that is
-not in the table below is refused: a near guess would tokenize most text right and some wrong.
+GGUF stores the name of the pre-tokenizer (`tokenizer.ggml.pre`) and not its rules. Unknown names
+are refused, because a similar pre-tokenizer splits most text correctly and some wrongly.
 """
 
 from dataclasses import dataclass
@@ -10,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
+from dflash_mlx.system.foreign import quoted
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
     from tokenizers import Tokenizer
 
 _CONTROL, _USER_DEFINED = 3, 4
-"""Token types: control tokens are special, user-defined ones are whole words, both unsplit."""
+"""Token types; both are matched before BPE, and control tokens are special."""
 
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -29,9 +29,9 @@ _PRE_TOKENIZERS = ("smollm", "qwen2", "llama-bpe")
 
 @dataclass(frozen=True)
 class GGUFTokenizer:
-    """The vocabulary of a file: `tokens[i]` and `types[i]` belong to id i, `merges` by rank.
+    """The vocabulary of a file: `tokens[i]` and `types[i]` belong to id i, `merges` are by rank.
 
-    `eos_token_ids` are the tokens that end an answer, the tokenizer's own end token first.
+    `eos_token_ids` are the tokens that end an answer, the tokenizer's end token first.
     """
 
     tokens: tuple[str, ...]
@@ -47,17 +47,18 @@ class GGUFTokenizer:
 
 
 def read_tokenizer(metadata: dict[str, Any], path: Path) -> GGUFTokenizer:
-    """Return the tokenizer that a file's metadata describes; `path` is only for messages.
+    """Return the vocabulary that a file's metadata describes; errors name `path`.
 
     Raises:
         BadCheckpoint: the vocabulary is missing or contradicts itself.
-        UnsupportedModel: a tokenizer that is not one of the byte-level ones known here.
+        UnsupportedModel: the tokenizer or its pre-tokenizer is not supported.
     """
     model, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
     if model != "gpt2" or pre not in _PRE_TOKENIZERS:
         raise UnsupportedModel(
-            f"{path} has the tokenizer {model!r} with pre-tokenizer {pre!r}; from GGUF we rebuild "
-            f"'gpt2' with {', '.join(_PRE_TOKENIZERS)}. Give the safetensors repository instead"
+            f"{path} has the tokenizer {quoted(model)} with pre-tokenizer {quoted(pre)}; GGUF "
+            f"support has 'gpt2' with {', '.join(_PRE_TOKENIZERS)}. Give the safetensors "
+            "repository instead"
         )
     tokens = _texts(metadata, "tokens", path)
     merges = tuple(_pair(text) for text in _texts(metadata, "merges", path))
@@ -66,21 +67,28 @@ def read_tokenizer(metadata: dict[str, Any], path: Path) -> GGUFTokenizer:
     if len(known) != len(tokens) or len(types) != len(tokens):
         raise BadCheckpoint(
             f"{path} has {len(tokens)} tokens, {len(known)} of them different, and {len(types)} "
-            "token types; the three need to agree"
+            "token types; the three numbers need to be equal. Download the file again"
         )
     used = {part for left, right in merges for part in (left, right, left + right)}
     if strange := sorted(used - known):
-        raise BadCheckpoint(f"{path} merges {strange[0]!r}, which its vocabulary does not hold")
+        raise BadCheckpoint(
+            f"{path} merges {quoted(strange[0])}, which its vocabulary lacks; download it again"
+        )
 
     def token_id(name: str) -> int | None:
         value = metadata.get(f"tokenizer.ggml.{name}_token_id")
         if value is not None and (not isinstance(value, int) or not 0 <= value < len(tokens)):
-            raise BadCheckpoint(f"{path}: {name}_token_id is {value!r}, not one of its tokens")
+            raise BadCheckpoint(
+                f"{path}: {name}_token_id is {quoted(value)}; it needs the id of a token. Download "
+                "the file again"
+            )
         return value
 
     ends = [token_id(name) for name in ("eos", "eot", "eom")]
     if ends[0] is None:
-        raise BadCheckpoint(f"{path} names no end token (eos_token_id); an answer could not end")
+        raise BadCheckpoint(
+            f"{path} has no eos_token_id, without which an answer cannot end; download it again"
+        )
     return GGUFTokenizer(
         tokens=tokens,
         types=types,
@@ -90,7 +98,7 @@ def read_tokenizer(metadata: dict[str, Any], path: Path) -> GGUFTokenizer:
         bos_id=token_id("bos"),
         pad_id=token_id("padding"),
         unknown_id=token_id("unknown"),
-        # llama.cpp gives this pre-tokenizer a begin token unless the file says otherwise
+        # llama.cpp adds a begin token for this pre-tokenizer unless the file disables it
         add_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", pre == "llama-bpe")),
         chat_template=metadata.get("tokenizer.chat_template"),
     )
@@ -98,7 +106,7 @@ def read_tokenizer(metadata: dict[str, Any], path: Path) -> GGUFTokenizer:
 
 def build_tokenizer(vocabulary: GGUFTokenizer) -> "TokenizerWrapper":
     """Return mlx-lm's wrapper around the tokenizer that `vocabulary` describes."""
-    # transformers takes most of a second to import, and a header can be read without it
+    # importing transformers takes most of a second, and reading a header does not need it
     from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, TokenizerWrapper
     from transformers import PreTrainedTokenizerFast
 
@@ -119,13 +127,13 @@ def build_tokenizer(vocabulary: GGUFTokenizer) -> "TokenizerWrapper":
 
 
 def byte_level_bpe(vocabulary: GGUFTokenizer) -> "Tokenizer":
-    """Return the `tokenizers` object: BPE over bytes, control tokens matched before it."""
+    """Return the `tokenizers` object: byte-level BPE, with added tokens matched before it."""
     from tokenizers import AddedToken, Tokenizer, decoders, normalizers
     from tokenizers.models import BPE
     from tokenizers.processors import TemplateProcessing
 
     ids = {text: index for index, text in enumerate(vocabulary.tokens)}
-    # Llama 3 takes a word that is a token whole, even where no merges lead to it
+    # Llama 3 keeps a word that is a token, even where no merges produce it
     whole_words = vocabulary.pre == "llama-bpe"
     bpe = Tokenizer(BPE(vocab=ids, merges=list(vocabulary.merges), ignore_merges=whole_words))
     bpe.pre_tokenizer = _pre_tokenizer(vocabulary.pre)

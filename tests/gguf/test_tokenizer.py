@@ -1,4 +1,4 @@
-"""The tokenizer rebuilt from GGUF: text survives it, and it splits as the original does."""
+"""The tokenizer rebuilt from GGUF encodes and decodes as the original does."""
 
 import json
 from dataclasses import replace
@@ -37,8 +37,8 @@ def vocabulary() -> GGUFTokenizer:
 
 @pytest.mark.parametrize("pre", ["smollm", "qwen2", "llama-bpe"])
 @pytest.mark.parametrize("text", TEXTS)
-def test_text_survives_encoding(vocabulary: GGUFTokenizer, pre: str, text: str) -> None:
-    """A prompt in another script reaches the model as question marks."""
+def test_text_is_restored_by_decoding(vocabulary: GGUFTokenizer, pre: str, text: str) -> None:
+    """Text in other scripts became question marks."""
     bpe = byte_level_bpe(replace(vocabulary, pre=pre))
     ids = bpe.encode(text, add_special_tokens=False).ids
     normal = bpe.normalizer.normalize_str(text) if bpe.normalizer else text
@@ -57,21 +57,21 @@ def test_text_survives_encoding(vocabulary: GGUFTokenizer, pre: str, text: str) 
 def test_digits_split_as_the_models_were_trained(
     vocabulary: GGUFTokenizer, pre: str, text: str, pieces: list[str]
 ) -> None:
-    """Arithmetic goes wrong when a model meets '12' as one token that it never saw."""
+    """'12' as one token is a token that the model was not trained with."""
     assert (
         byte_level_bpe(replace(vocabulary, pre=pre)).encode(text).tokens[-len(pieces) :] == pieces
     )
 
 
-def test_llama_3_takes_a_known_word_whole(vocabulary: GGUFTokenizer) -> None:
-    """Words of Llama 3's vocabulary that no merges lead to come out in pieces."""
+def test_llama_3_keeps_a_word_that_is_a_token(vocabulary: GGUFTokenizer) -> None:
+    """Words of Llama 3's vocabulary that no merges produce were split."""
     unmerged = replace(vocabulary, merges=vocabulary.merges[:1])
     assert byte_level_bpe(replace(unmerged, pre="llama-bpe")).encode("the").tokens == ["the"]
     assert byte_level_bpe(unmerged).encode("the").tokens == ["th", "e"]
 
 
 def test_qwen_composes_characters(vocabulary: GGUFTokenizer) -> None:
-    """An accent typed as two code points is another word to the model."""
+    """An accent typed as two code points gave other tokens."""
     bpe = byte_level_bpe(replace(vocabulary, pre="qwen2"))
     assert bpe.encode("e\u0301").ids == bpe.encode("é").ids
 
@@ -79,14 +79,14 @@ def test_qwen_composes_characters(vocabulary: GGUFTokenizer) -> None:
 def test_control_tokens_are_special_and_user_defined_ones_are_words(
     vocabulary: GGUFTokenizer,
 ) -> None:
-    """The end token is printed to the user, or <think> is swallowed."""
+    """The end token was printed, or <think> was dropped."""
     bpe = byte_level_bpe(vocabulary)
     assert bpe.encode("<|start|>the<|end|><think>").ids == [257, 259, 256, 261]
     assert bpe.decode([257, 259, 256, 261]) == "the<think>"
 
 
-def test_specials_in_text_can_be_kept_apart(vocabulary: GGUFTokenizer) -> None:
-    """A user who pastes '<|end|>' ends their own turn, where the caller wants plain text."""
+def test_special_tokens_in_text_can_be_encoded_as_text(vocabulary: GGUFTokenizer) -> None:
+    """A user who pasted '<|end|>' ended their own turn."""
     tokenizer = build_tokenizer(vocabulary)
     messages = [{"role": "user", "content": "the"}]
     assert tokenizer.apply_chat_template(messages, add_generation_prompt=True) == [
@@ -98,7 +98,7 @@ def test_specials_in_text_can_be_kept_apart(vocabulary: GGUFTokenizer) -> None:
 
 
 def test_a_begin_token_is_added_where_the_file_asks_for_it(vocabulary: GGUFTokenizer) -> None:
-    """Llama 3 without its begin token answers noticeably worse, and nobody sees why."""
+    """Llama 3 answers worse without its begin token."""
     begin = read_tokenizer(tiny_metadata(**{"tokenizer.ggml.pre": "llama-bpe"}), Path("m"))
     assert begin.add_bos
     assert build_tokenizer(begin).encode("the") == [257, 259]
@@ -107,19 +107,19 @@ def test_a_begin_token_is_added_where_the_file_asks_for_it(vocabulary: GGUFToken
 
 
 def test_mlx_lms_wrapper_knows_the_end_tokens_and_streams(vocabulary: GGUFTokenizer) -> None:
-    """Generation runs past the end, or a character is shown in halves."""
+    """Generation continued after the end token, or half of a character was printed."""
     tokenizer = build_tokenizer(replace(vocabulary, eos_token_ids=(256, 257)))
     assert tokenizer.eos_token_ids == {256, 257}
     assert tokenizer.has_chat_template
     text = "the naïve 🙂 12"
     detokenizer = tokenizer.detokenizer
-    shown = ""
+    text_so_far = ""
     for token in tokenizer.encode(text):
         detokenizer.add_token(token)
-        shown += detokenizer.last_segment
-        assert "\ufffd" not in shown
+        text_so_far += detokenizer.last_segment
+        assert "\ufffd" not in text_so_far
     detokenizer.finalize()
-    assert shown + detokenizer.last_segment == text
+    assert text_so_far + detokenizer.last_segment == text
 
 
 @pytest.fixture(scope="module")
@@ -130,9 +130,9 @@ def embedded() -> GGUFTokenizer:
 
 @pytest.mark.embedded
 def test_smollm2_splits_its_own_text_as_it_wrote_it(embedded: GGUFTokenizer) -> None:
-    """A pre-tokenizer that is almost right is wrong on a few words, for ever unnoticed.
+    """A similar pre-tokenizer splits a few words wrongly.
 
-    The dialogues hold token ids that the model was given and chose itself.
+    The dialogues hold token ids that the model was given and generated.
     """
     tokenizer = build_tokenizer(embedded)
     file = Path(__file__).parent.parent / "golden" / "smollm2_ids.json"
@@ -140,14 +140,14 @@ def test_smollm2_splits_its_own_text_as_it_wrote_it(embedded: GGUFTokenizer) -> 
         ids = prompt + answer
         assert tokenizer.encode(tokenizer.decode(ids), add_special_tokens=False) == ids
         head, tail = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
-        said = tokenizer.decode(prompt).split(head, 1)[1].removesuffix(tail)
-        messages = [{"role": "user", "content": said}]
+        question = tokenizer.decode(prompt).split(head, 1)[1].removesuffix(tail)
+        messages = [{"role": "user", "content": question}]
         assert tokenizer.apply_chat_template(messages, add_generation_prompt=True) == prompt
 
 
 @pytest.mark.embedded
 @pytest.mark.parametrize("text", TEXTS)
 def test_smollm2_round_trips_every_script(embedded: GGUFTokenizer, text: str) -> None:
-    """A prompt in another script reaches the model as question marks."""
+    """Text in other scripts became question marks."""
     bpe = byte_level_bpe(embedded)
     assert bpe.decode(bpe.encode(text).ids, skip_special_tokens=False) == text

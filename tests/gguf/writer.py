@@ -1,4 +1,4 @@
-"""Tiny GGUF files for tests: a container writer, ggml's three simple formats, a tiny llama."""
+"""Writes tiny GGUF files for tests: the container, ggml's three simple formats, a tiny model."""
 
 import math
 import struct
@@ -28,7 +28,7 @@ def gguf_bytes(metadata: dict[str, Any], tensors: dict[str, Tensor], *, version:
 
 
 def encode(kind: str, values: np.ndarray) -> bytes:
-    """The bytes that ggml stores for `values`; blocks of 32 along the last axis."""
+    """Return the bytes that ggml stores for `values`, in blocks of 32 along the last axis."""
     if kind in ("F32", "F16"):
         return values.astype(np.float32 if kind == "F32" else np.float16).tobytes()
     if kind not in ("Q8_0", "Q4_0", "Q4_1"):
@@ -46,7 +46,7 @@ def encode(kind: str, values: np.ndarray) -> bytes:
 
 
 def stored(kind: str, values: np.ndarray) -> np.ndarray:
-    """What those bytes mean, as float32, by ggml's definitions."""
+    """Return the float32 values of those bytes, by ggml's definitions."""
     if kind in ("F32", "F16"):
         return values.astype(np.float32 if kind == "F32" else np.float16).astype(np.float32)
     blocks = []
@@ -58,7 +58,7 @@ def stored(kind: str, values: np.ndarray) -> np.ndarray:
 
 
 def _codes(kind: str, block: np.ndarray) -> tuple[float, float, np.ndarray]:
-    """Scale, minimum and unsigned codes of one block of 32 values."""
+    """Return scale, minimum and unsigned codes of one block of 32 values."""
     low = float(np.float16(block.min()))
     span = {"Q8_0": 127, "Q4_0": 7, "Q4_1": 15}[kind]
     top = block.max() - low if kind == "Q4_1" else np.abs(block).max()
@@ -69,14 +69,14 @@ def _codes(kind: str, block: np.ndarray) -> tuple[float, float, np.ndarray]:
 
 
 def byte_tokens() -> list[str]:
-    """The 256 letters that byte-level BPE gives to the bytes, in the order of its alphabet."""
+    """Return the 256 letters of the byte-level BPE alphabet, in its order."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in plain]
     return [chr(byte) for byte in plain] + [chr(256 + i) for i in range(len(others))]
 
 
 def tiny_metadata(family: str = "llama", **changes: Any) -> dict[str, Any]:
-    """Metadata of a two-layer model of width 64 with 4 query and 2 key/value heads of 16."""
+    """Return the metadata of a two-layer model: hidden size 64, 4 query and 2 key/value heads."""
     tokens = [*byte_tokens(), "<|end|>", "<|start|>", "th", "the", "12", "<think>"]
     facts = {
         "general.architecture": family,
@@ -107,7 +107,7 @@ def tiny_metadata(family: str = "llama", **changes: Any) -> dict[str, Any]:
 def tiny_tensors(
     family: str = "llama", kind: str = "F32", *, tied: bool = True, seed: int = 0
 ) -> dict[str, Tensor]:
-    """Weights under their usual names (not GGUF's), norms in float32."""
+    """Return weights by mlx-lm's module names, norms in float32."""
     random = np.random.default_rng(seed)
 
     def weight(*shape: int) -> Tensor:
@@ -156,7 +156,7 @@ _GGUF_NAMES = {
 
 
 def as_gguf(tensors: dict[str, Tensor], family: str = "llama") -> dict[str, Tensor]:
-    """The same tensors as a converter writes them: renamed, q and k permuted for llama."""
+    """Return the tensors as llama.cpp's converter writes them: renamed, q and k permuted."""
     written = {}
     for name, (kind, values) in tensors.items():
         prefix, _, rest = name.removeprefix("model.layers.").partition(".")

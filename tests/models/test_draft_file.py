@@ -138,7 +138,7 @@ def test_keys_without_mathematics_are_no_reason_to_refuse():
 @pytest.mark.parametrize(
     ("config", "word"),
     [
-        (nested(SECOND, conv_group_size=5), "do not divide"),
+        (nested(SECOND, conv_group_size=5), "does not divide"),
         (nested(SECOND, selector_top_k=300), "selector_top_k is 300"),
         (nested(SECOND, selector_rank=None), "selector_rank is missing"),
         ({**SPECULATORS, "aux_hidden_state_layer_ids": None}, "aux_hidden_state_layer_ids"),

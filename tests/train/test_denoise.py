@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dflash_mlx.models.draft.masks import block_mask
+from dflash_mlx.models.draft.dflash import block_mask
 from dflash_mlx.train.denoise import denoise, visible_block, visible_context
 from tests.tiny import random_draft, selecting_draft, tiny_target
 

@@ -1,4 +1,4 @@
-"""What a draft is: one frozen object on which all of its mathematics depends."""
+"""The configuration of a draft: every value that its forward pass depends on."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ Attention = Literal["full_attention", "sliding_attention"]
 
 @dataclass(frozen=True)
 class ConvolutionConfig:
-    """DFlash 2's grouped dynamic causal convolution: taps of the kernel, channels of a group."""
+    """DFlash 2's grouped dynamic causal convolution: kernel size, and channels per group."""
 
     kernel_size: int
     group_size: int
@@ -17,7 +17,7 @@ class ConvolutionConfig:
 
 @dataclass(frozen=True)
 class SelectorConfig:
-    """DFlash 2's candidate selector: width of a codebook row, candidates per position."""
+    """DFlash 2's candidate selector: rank of the codebooks, and candidates per position."""
 
     rank: int
     top_k: int
@@ -25,13 +25,16 @@ class SelectorConfig:
 
 @dataclass(frozen=True)
 class DraftConfig:
-    """Shape and semantics of one draft. Sizes are in elements, ids are zero-based.
+    """Dimensions and semantics of one draft. Sizes are in elements, ids are zero-based.
 
-    `target_layer_ids[i]` names the decoder layer whose output is the i-th tap. `block_size`
-    counts the anchor. `in_block_causal[l]` says whether layer l's block rows see only earlier
-    block rows. `sliding_window` W: a query at position p sees context positions > p - W.
-    `num_target_layers` is None where the file does not say. `draft_vocab_size` is that of a
-    reduced vocabulary with a head of its own, None for the target's.
+    Args:
+        target_layer_ids: decoder layers of the target whose outputs the draft reads, in the
+            order in which they are concatenated.
+        block_size: tokens of a block, anchor included.
+        in_block_causal: for each layer, whether a block row attends to earlier block rows only.
+        sliding_window: W; a query at position p attends to context positions > p - W.
+        num_target_layers: layers of the target, None where the file does not give it.
+        draft_vocab_size: size of a reduced vocabulary with its own head, None for the target's.
     """
 
     hidden_size: int
@@ -65,11 +68,11 @@ class DraftConfig:
 
     @property
     def feature_size(self) -> int:
-        """Width of one row of concatenated taps."""
+        """Elements of one row of concatenated hidden states."""
         return len(self.target_layer_ids) * (self.target_hidden_size or self.hidden_size)
 
     def context_rows(self, layer: int) -> int | None:
-        """Rows of context that layer `layer` can ever see; None where all of them."""
+        """Return the number of context rows that `layer` attends to, None for all of them."""
         if self.layer_types[layer] == "full_attention":
             return None
         assert self.sliding_window is not None

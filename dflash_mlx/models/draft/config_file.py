@@ -1,10 +1,7 @@
-"""A draft's `config.json`, in any of its layouts, into a `DraftConfig`.
+"""A draft's `config.json` into a `DraftConfig`; missing keys are named, never guessed.
 
-Nothing is guessed: a missing key is named, and a key that changes the mathematics in a way we do
-not run is refused by name. The layouts: published DFlash v1 and v2 (flat, `dflash_config`
-nested) and speculators (nested transformer configuration, layer ids counted from the embedding's
-output). Source of the keys: the official `dflash` package 0.1.0 (`model_mlx.load_draft`) and
-speculators 0.9.0 (`DFlashSpeculatorConfig`).
+Layouts: DFlash 1 and 2 (official `dflash` package 0.1.0, `model_mlx.load_draft`) and speculators
+(0.9.0, `DFlashSpeculatorConfig`: nested layers, layer ids counted from the embedding's output).
 """
 
 from collections.abc import Mapping
@@ -18,11 +15,12 @@ from dflash_mlx.models.draft.config import (
     SelectorConfig,
 )
 from dflash_mlx.models.draft.config_keys import refuse_other_mathematics
+from dflash_mlx.system.foreign import quoted
 
 _ARCHITECTURES = ("DFlashDraftModel", "DFlash2DraftModel")
 _KINDS = ("dflash", "dflash2")
 _DRAFT_KEYS = ("dflash_config", "speculators_model_type", "target_layer_ids", "markov_rank")
-_DRAFT_WORDS = ("Draft", "Speculator", "DSpark")
+_DRAFT_CLASS_PARTS = ("Draft", "Speculator", "DSpark")
 
 _QWEN3_DEFAULTS = {
     "vocab_size": 151936,
@@ -40,10 +38,10 @@ _QWEN3_DEFAULTS = {
 
 
 def is_draft_config(config: Mapping[str, Any]) -> bool:
-    """Whether a `config.json` describes a draft rather than a target."""
+    """Return whether a `config.json` describes a draft rather than a target."""
     architectures = config.get("architectures") or []
     return any(key in config for key in _DRAFT_KEYS) or any(
-        word in name for name in architectures for word in _DRAFT_WORDS
+        word in name for name in architectures for word in _DRAFT_CLASS_PARTS
     )
 
 
@@ -63,14 +61,13 @@ def _read_published(config: Mapping[str, Any], source: str) -> DraftConfig:
     architectures = config.get("architectures") or []
     if any("DSpark" in name for name in architectures):
         raise UnsupportedModel(
-            f"{source} holds a DSpark draft ({', '.join(architectures)}), which samples from the "
-            "anchor and has a Markov head; we run DFlash and DFlash 2. Use a draft of those, or "
-            "--draft none"
+            f"{source} holds a DSpark draft ({', '.join(architectures)}); supported are DFlash and "
+            "DFlash 2. Use a draft of those kinds, or --draft none"
         )
     if not any(name in _ARCHITECTURES for name in architectures):
         raise UnsupportedModel(
-            f"{source} says architectures {architectures}; a draft needs one of "
-            f"{', '.join(_ARCHITECTURES)}. Give a draft here, or use --draft none"
+            f"{source} has architectures {quoted(architectures)}; a draft needs one of "
+            f"{', '.join(_ARCHITECTURES)}. Give such a draft, or use --draft none"
         )
     nested = config.get("dflash_config") or {}
     refuse_other_mathematics(config, nested, source)
@@ -98,7 +95,7 @@ def _read_published(config: Mapping[str, Any], source: str) -> DraftConfig:
         "draft_vocab_size": _reduced(values, dflash("draft_vocab_size"), common["vocab_size"]),
     }
     if "DFlash2DraftModel" in architectures:
-        common |= _second(values, dflash)
+        common |= _dflash2(values, dflash)
     return _checked(DraftConfig(**common), source)
 
 
@@ -106,8 +103,8 @@ def _read_speculators(config: Mapping[str, Any], source: str) -> DraftConfig:
     kind = config["speculators_model_type"]
     if kind not in _KINDS:
         raise UnsupportedModel(
-            f"{source} holds a speculators draft of kind {kind!r}; we run {' and '.join(_KINDS)}. "
-            "Use a DFlash draft, or --draft none"
+            f"{source} holds a speculators draft of kind {quoted(kind)}; supported are "
+            f"{' and '.join(_KINDS)}. Use a DFlash draft, or --draft none"
         )
     layers = config.get("transformer_layer_config") or {}
     refuse_other_mathematics(layers, config, source)
@@ -127,19 +124,19 @@ def _read_speculators(config: Mapping[str, Any], source: str) -> DraftConfig:
         "draft_vocab_size": _reduced(values, config.get("draft_vocab_size"), common["vocab_size"]),
     }
     if kind == "dflash2":
-        common |= _second(values, config.get)
+        common |= _dflash2(values, config.get)
     return _checked(DraftConfig(**common), source)
 
 
 def _reduced(values: "_Values", stated: Any, vocab_size: int) -> int | None:
-    """Return the size of a vocabulary smaller than the target's, None where it is the target's."""
+    """Return the size of a reduced vocabulary, None where it equals the target's."""
     if stated is None or stated == vocab_size:
         return None
     return values.whole("draft_vocab_size", stated)
 
 
-def _second(values: "_Values", get: Any) -> dict[str, Any]:
-    """Return what DFlash 2 adds."""
+def _dflash2(values: "_Values", get: Any) -> dict[str, Any]:
+    """Return the fields that only DFlash 2 has."""
 
     def size(key: str) -> int:
         return values.whole(key, get(key))
@@ -151,7 +148,7 @@ def _second(values: "_Values", get: Any) -> dict[str, Any]:
 
 
 def _transformer(values: "_Values") -> dict[str, Any]:
-    """Return the keys that every layout shares with an ordinary Qwen3 configuration."""
+    """Return the fields of the transformer layers, which every layout spells as Qwen3 does."""
     get = values.config.get
     layers = values.whole("num_hidden_layers", get("num_hidden_layers"))
     rope = get("rope_parameters") or get("rope_scaling")
@@ -163,8 +160,8 @@ def _transformer(values: "_Values") -> dict[str, Any]:
     types = tuple(get("layer_types") or ["full_attention"] * layers)
     if len(types) != layers or set(types) - {"full_attention", "sliding_attention"}:
         raise BadCheckpoint(
-            f"{values.source}: layer_types is {list(types)}; it needs {layers} entries, each "
-            "full_attention or sliding_attention"
+            f"{values.source}: layer_types is {quoted(list(types))}; it needs {layers} entries, "
+            "each full_attention or sliding_attention"
         )
     window = get("sliding_window") if "sliding_attention" in types else None
     if "sliding_attention" in types:
@@ -192,59 +189,61 @@ def _transformer(values: "_Values") -> dict[str, Any]:
     }
 
 
-def _in_block_causal(types: tuple[Attention, ...], stated: bool | None) -> tuple[bool, ...]:
-    """Sliding layers are causal inside the block and full ones are not, unless stated."""
-    if stated is not None:
-        return (bool(stated),) * len(types)
+def _in_block_causal(types: tuple[Attention, ...], is_causal: bool | None) -> tuple[bool, ...]:
+    """Return the causality of each layer; by default sliding layers are causal in the block."""
+    if is_causal is not None:
+        return (bool(is_causal),) * len(types)
     return tuple(kind == "sliding_attention" for kind in types)
 
 
 def _checked(draft: DraftConfig, source: str) -> DraftConfig:
-    taps = draft.target_layer_ids
-    if len(set(taps)) != len(taps):
+    ids = draft.target_layer_ids
+    if len(set(ids)) != len(ids):
         raise BadCheckpoint(
-            f"{source}: target_layer_ids {list(taps)} repeat; each tap is one layer"
+            f"{source}: target_layer_ids {quoted(list(ids))} repeat a layer; each layer can be "
+            "given once. Use another draft, or --draft none"
         )
     depth = draft.num_target_layers
-    outside = [index for index in taps if index < 0 or (depth is not None and index >= depth)]
+    outside = [index for index in ids if index < 0 or (depth is not None and index >= depth)]
     if outside:
         layers = "layers, which count from 0" if depth is None else f"layers 0 to {depth - 1}"
         raise BadCheckpoint(
-            f"{source}: target_layer_ids {outside} lie outside the target's {layers}; "
-            "the file does not describe this pair"
+            f"{source}: target_layer_ids {quoted(outside)} are outside the target's {layers}. Use "
+            "another draft, or --draft none"
         )
     if draft.num_attention_heads % draft.num_key_value_heads:
         raise BadCheckpoint(
-            f"{source}: {draft.num_attention_heads} query heads do not share "
-            f"{draft.num_key_value_heads} key/value heads evenly"
+            f"{source}: num_attention_heads {draft.num_attention_heads} is not a multiple of "
+            f"num_key_value_heads {draft.num_key_value_heads}. Use another draft, or --draft none"
         )
     if draft.block_size < 2:
         raise BadCheckpoint(f"{source}: block_size is {draft.block_size}; it needs 2 or more")
-    _check_second(draft, source)
+    _check_dflash2(draft, source)
     return draft
 
 
-def _check_second(draft: DraftConfig, source: str) -> None:
-    """Check what only a DFlash 2 draft has."""
+def _check_dflash2(draft: DraftConfig, source: str) -> None:
+    """Check the fields that only a DFlash 2 draft has."""
     convolution, selector = draft.convolution, draft.selector
     if convolution and draft.hidden_size % convolution.group_size:
         raise BadCheckpoint(
-            f"{source}: groups of {convolution.group_size} channels do not divide hidden_size "
-            f"{draft.hidden_size}"
+            f"{source}: conv_group_size {convolution.group_size} does not divide hidden_size "
+            f"{draft.hidden_size}. Use another draft, or --draft none"
         )
     if selector and selector.top_k > draft.vocab_size:
         raise BadCheckpoint(
-            f"{source}: selector_top_k is {selector.top_k} of a vocabulary of {draft.vocab_size}"
+            f"{source}: selector_top_k is {selector.top_k}; it needs at most vocab_size "
+            f"{draft.vocab_size}. Use another draft, or --draft none"
         )
     if selector and draft.draft_vocab_size:
         raise UnsupportedModel(
-            f"{source}: a selector over a reduced vocabulary of {draft.draft_vocab_size} tokens; "
-            "we run selectors over the target's. Use another draft, or --draft none"
+            f"{source}: draft_vocab_size is {draft.draft_vocab_size}; a draft with a selector "
+            "needs the target's vocabulary. Use another draft, or --draft none"
         )
 
 
 class _Values:
-    """Reads values out of a configuration, naming the key when one is missing or wrong."""
+    """Typed access to a configuration; errors name the key."""
 
     def __init__(self, config: Mapping[str, Any], source: str) -> None:
         self.config = config
@@ -265,9 +264,11 @@ class _Values:
 
     def ids(self, key: str, value: Any) -> tuple[int, ...]:
         if not isinstance(value, list | tuple) or not value:
-            raise self._wrong(key, value, "a list of layer numbers (it is never guessed)")
+            raise self._wrong(key, value, "a list of layer numbers")
         return tuple(self.whole(key, item, minimum=0) for item in value)
 
     def _wrong(self, key: str, value: Any, need: str) -> BadCheckpoint:
-        got = "missing" if value is None else repr(value)
-        return BadCheckpoint(f"{self.source}: {key} is {got}; it needs {need}")
+        got = "missing" if value is None else quoted(value)
+        return BadCheckpoint(
+            f"{self.source}: {key} is {got}; it needs {need}. Use another draft, or --draft none"
+        )

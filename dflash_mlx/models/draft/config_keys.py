@@ -1,12 +1,13 @@
-"""Keys of a draft's configuration that change its mathematics, and the values that do not.
+"""Keys of a draft's configuration that change its mathematics, with their neutral values.
 
-A draft that runs with one of them ignored loads, answers, and accepts next to nothing.
+A draft that runs with one of these keys ignored has almost no token accepted.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from dflash_mlx.errors import UnsupportedModel
+from dflash_mlx.system.foreign import quoted, shorten
 
 _OFF = (None, False, 0)
 
@@ -28,7 +29,7 @@ _LAYERS: dict[str, tuple[Any, ...]] = {
     "n_routed_experts": _OFF,
     "kv_lora_rank": _OFF,
 }
-"""Of the transformer layers. Other keys there (sizes aside) describe training or tokens."""
+"""Keys of the transformer layers. Other keys there, apart from sizes, do not affect inference."""
 
 _DRAFTING: dict[str, tuple[Any, ...]] = {
     "sample_from_anchor": _OFF,
@@ -42,7 +43,8 @@ _DRAFTING: dict[str, tuple[Any, ...]] = {
     "draft_window_size": (None,),
     "use_swa": (None,),
 }
-"""Of related drafts: DSpark samples from the anchor and has a Markov head, Domino a GRU."""
+"""Keys of other draft kinds: DSpark samples from the anchor and has a Markov head, Domino has a
+GRU."""
 
 _KNOWN = {
     "attention_sink_bias",
@@ -63,32 +65,32 @@ _KNOWN = {
     "target_hidden_size",
     "target_layer_ids",
 }
-"""What may stand in `dflash_config`; all of that section is mathematics."""
+"""Supported keys of `dflash_config`; every key of that section changes the mathematics."""
 
 
 def refuse_other_mathematics(
     layers: Mapping[str, Any], drafting: Mapping[str, Any], source: str
 ) -> None:
-    """Refuse a draft whose transformer `layers` or whose way of `drafting` we do not run.
+    """Refuse a draft whose transformer `layers` or `drafting` keys need unsupported mathematics.
 
     Raises:
-        UnsupportedModel: a key that changes the mathematics, with what it would have to be.
+        UnsupportedModel: a key has a value other than its neutral one; the key is named.
     """
     for section, table in ((layers, _LAYERS | _DRAFTING), (drafting, _DRAFTING)):
         for key, neutral in table.items():
             if section.get(key) not in neutral:
                 raise UnsupportedModel(
-                    f"{source} sets {key} to {section[key]!r}, which changes the draft's "
-                    f"mathematics; we run drafts in which it is {_spelled(neutral)}. "
+                    f"{source} sets {key} to {quoted(section[key])}, which changes the draft's "
+                    f"mathematics; it needs to be {_spelled(neutral)}. "
                     "Use a DFlash or DFlash 2 draft, or --draft none"
                 )
     if layers.get("dflash_config") is drafting:
         unknown = sorted(drafting.keys() - _KNOWN - _DRAFTING.keys())
         if unknown:
             raise UnsupportedModel(
-                f"{source} has unknown keys in dflash_config: {', '.join(unknown)}; all of that "
-                "section is mathematics, and ignoring a part of it would draft noise. "
-                "Use another draft, or --draft none"
+                f"{source} has unknown keys in dflash_config: {shorten(', '.join(unknown))}; each "
+                "key of that section changes the draft's mathematics. Use another draft, or "
+                "--draft none"
             )
 
 

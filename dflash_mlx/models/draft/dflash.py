@@ -1,8 +1,9 @@
-"""The DFlash v1 draft: a few Qwen3-style layers that denoise one block over injected context.
+"""The DFlash draft: a few Qwen3-style layers that denoise one block over context features.
 
-Letters: D hidden size, F width of the taps, B rows of the block (anchor first), n context rows.
 Every layer takes keys and values from context rows and block rows with the same projections;
 context rows get no input norm, no query, no output and no feed-forward pass.
+Letters: D hidden size, F elements of the target's hidden states, B rows of the block (anchor
+first), n context rows, N blocks side by side, W window, H heads, d their size, V vocabulary.
 Source: arXiv 2602.06036 section 3 and the official `dflash` package 0.1.0 (`model_mlx.py`).
 """
 
@@ -10,19 +11,19 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx_lm.models.qwen3 import MLP
 
 from dflash_mlx.cache import ContextCache, ContextLayer
 from dflash_mlx.models.draft.config import DraftConfig
-from dflash_mlx.models.draft.masks import block_mask
 from dflash_mlx.models.draft.rope import Rotation, make_rotation
 from dflash_mlx.models.protocols import Block, FusedArgmax, Target, no_fused_argmax
 
 Start = int | mx.array
-"""Position of the first row, or [N] of them where N blocks are denoised side by side."""
+"""Position of the first row, or the positions [N] of N blocks."""
 
 Attend = Callable[[mx.array], mx.array]
-"""Attention of normed block rows [N, B, D] over whatever they see."""
+"""Attention of normed block rows [N, B, D] over context and block."""
 
 
 class DraftAttention(nn.Module):
@@ -85,7 +86,7 @@ class DraftAttention(nn.Module):
 
     @property
     def sinks(self) -> mx.array | None:
-        """A score per head that takes attention without giving a value, if there is."""
+        """The attention sink of each head [H], None where the draft has none."""
         return self.attention_sink_bias if "attention_sink_bias" in self else None
 
     @staticmethod
@@ -119,7 +120,7 @@ class DraftLayer(nn.Module):
 
 
 class DraftModel(nn.Module):
-    """The weights of a draft and its forward pass; embedding and head are usually the target's."""
+    """The weights of a draft and its forward pass; embedding and head are often the target's."""
 
     layer_class: type[DraftLayer] = DraftLayer
 
@@ -150,26 +151,26 @@ class DraftModel(nn.Module):
         if context.limit is not None:
             features = features[:, -context.limit :]
         rows = self.hidden_norm(self.fc(features))
-        for layer, kept in zip(self.layers, context.layers, strict=True):
-            wanted = rows if kept.limit is None else rows[:, -kept.limit :]
-            start = end - wanted.shape[1]
-            kept.append(*layer.self_attn.keys_values(wanted, self._rope, start), start)
+        for layer, cache in zip(self.layers, context.layers, strict=True):
+            new = rows if cache.limit is None else rows[:, -cache.limit :]
+            start = end - new.shape[1]
+            cache.append(*layer.self_attn.keys_values(new, self._rope, start), start)
         context.length = end
 
     def denoise(self, rows: mx.array, context: ContextCache) -> mx.array:
         """Return normed hidden rows [1, B - 1, D] of embedded block rows [1, B, D].
 
-        The anchor's own row predicts nothing and is dropped before the final norm.
+        The anchor's row predicts nothing and is dropped before the final norm.
         """
         start = context.length
-        for layer, kept in zip(self.layers, context.layers, strict=True):
-            rows = layer(rows, self._rope, start, kept)
+        for layer, cache in zip(self.layers, context.layers, strict=True):
+            rows = layer(rows, self._rope, start, cache)
         normed: mx.array = self.norm(rows[:, 1:])
         return normed
 
 
 class BoundDraft:
-    """A draft model with the target whose embedding and head it borrows."""
+    """A draft model with the target whose embedding and head it shares."""
 
     def __init__(self, model: DraftModel, target: Target) -> None:
         self.model = model
@@ -177,23 +178,23 @@ class BoundDraft:
         self.target_layer_ids = model.config.target_layer_ids
         self.block_size = model.config.block_size
         self.fused_argmax: FusedArgmax = no_fused_argmax
-        """The best token of every normed row [1, B - 1, D], or None where logits are wanted."""
-        # rows by which one side pads its vocabulary beyond the other's are no tokens
+        """Finds the best token of each normed row [1, B - 1, D] without logits, or gives None."""
+        # ids beyond the smaller vocabulary are padding
         self.n_ids = min(model.config.vocab_size, target.shape.vocab_size)
-        self._borrowed = target.embed(mx.array([[0]])).dtype  # the type of the target's head too
+        self._head_dtype = target.embed(mx.array([[0]])).dtype  # embedding and head share it
 
     @property
     def dtype(self) -> mx.Dtype:
-        """The type that the draft computes in, whatever its target does.
+        """The type that the draft computes in, independent of its target.
 
-        A half beside a bfloat16 becomes float32, and every weight would with it, every round.
+        MLX promotes float16 with bfloat16 to float32, which would convert every weight each round.
         """
         dtype: mx.Dtype = self.model.norm.weight.dtype
         return dtype
 
     @property
     def row_bytes(self) -> int:
-        """Bytes that one committed token adds to the context cache; windows do not grow."""
+        """Bytes that one committed token adds to the context cache; windowed layers add none."""
         config = self.model.config
         growing = [i for i in range(config.num_hidden_layers) if config.context_rows(i) is None]
         width = 2 * config.num_key_value_heads * config.head_dim
@@ -209,15 +210,15 @@ class BoundDraft:
         self.model.extend(features.astype(self.dtype), position, context)
 
     def with_sampling(self, temperature: float, seed: int) -> "BoundDraft":
-        """Return the draft for a request that samples: this one, which proposes the likeliest.
+        """Return this draft: it proposes the most likely tokens at any temperature.
 
-        Its rows are predicted apart from one another; drawn apart they seldom make sense
-        together, and the likeliest as a certain proposal is exact at any temperature.
+        Its rows are predicted independently, so tokens sampled row by row rarely fit together.
+        An argmax proposal is exact at any temperature.
         """
         return self
 
     def propose(self, anchor: int, n_rows: int, context: ContextCache) -> Block:
-        """Propose the argmax at each of the `n_rows - 1` masked rows behind `anchor`."""
+        """Propose the argmax at each of the `n_rows - 1` masked rows after `anchor`."""
         hidden = self.hidden(anchor, n_rows, context)
         hidden = self.for_head(hidden)
         if (found := self.fused_argmax(hidden)) is not None:
@@ -227,11 +228,11 @@ class BoundDraft:
         return Block(self._ids(mx.argmax(logits, axis=-1)), mx.isfinite(best).all())
 
     def hidden(self, anchor: int, n_rows: int, context: ContextCache) -> mx.array:
-        """Return normed hidden rows [1, B - 1, D] of the block that `anchor` begins."""
+        """Return normed hidden rows [1, B - 1, D] of the block that starts with `anchor`."""
         return self.model.denoise(self.block_rows([anchor], n_rows), context)
 
     def block_rows(self, anchors: Sequence[int], n_rows: int) -> mx.array:
-        """Return the embedded rows [N, B, D] of blocks of `anchors` [N] with masks behind them."""
+        """Return the embedded rows [N, B, D] of blocks: `anchors` [N], each followed by masks."""
         config = self.model.config
         masks = [config.mask_token_id] * (n_rows - 1)
         tokens = mx.array([[anchor, *masks] for anchor in anchors])
@@ -240,12 +241,12 @@ class BoundDraft:
         return rows.astype(self.dtype)
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """Return logits [1, B - 1, V] of normed hidden rows, over ids that both models know."""
+        """Return logits [1, B - 1, V] of normed hidden rows, over the ids that both models have."""
         head = self.model.lm_head if "lm_head" in self.model else self.target.head
         return self.shaped(head(hidden)[..., : self.n_ids])
 
     def shaped(self, projected: mx.array) -> mx.array:
-        """Return `projected` hidden rows scaled and capped, as the configuration says."""
+        """Return `projected` hidden rows after the configured multiplier and soft cap."""
         config = self.model.config
         logits = projected * config.output_multiplier
         if config.final_logit_softcapping:
@@ -254,11 +255,38 @@ class BoundDraft:
         return logits
 
     def for_head(self, hidden: mx.array) -> mx.array:
-        """Return hidden rows in the type of the head that reads them."""
-        return hidden if "lm_head" in self.model else hidden.astype(self._borrowed)
+        """Return hidden rows in the type of the head that projects them."""
+        return hidden if "lm_head" in self.model else hidden.astype(self._head_dtype)
 
     def _ids(self, tokens: mx.array) -> mx.array:
-        """Return the target's ids of the draft's `tokens`, which a reduced vocabulary shifts."""
+        """Return the target's ids of the draft's `tokens`; they differ for a reduced vocabulary."""
         if "d2t" not in self.model:
             return tokens
         return (tokens + self.model.d2t[tokens]).astype(mx.int32)
+
+
+def block_mask(
+    positions: np.ndarray, start: int, n_rows: int, window: int | None, causal: bool
+) -> mx.array | None:
+    """Return the mask [B, n + B] of a block over its context, None where all is visible.
+
+    A context key at position k is visible to a query at position q when q - k < W. A block key is
+    visible to every query or, if `causal`, to queries not before it (official dflash 0.1.0,
+    `DFlashAttention`).
+
+    Args:
+        positions: absolute positions [n] of the context rows.
+        start: absolute position of the anchor.
+        n_rows: B.
+        window: W, None for no window.
+        causal: whether the layer is causal inside the block.
+    """
+    queries = np.arange(start, start + n_rows)[:, None]
+    context = np.ones((n_rows, len(positions)), bool)
+    if window is not None:
+        context = queries - positions[None] < window
+    block = np.ones((n_rows, n_rows), bool)
+    if causal:
+        block = np.tril(block)
+    mask = np.concatenate([context, block], axis=1)
+    return None if mask.all() else mx.array(mask)

@@ -1,13 +1,12 @@
-"""The DFlash 2 draft: convolutions round each sublayer, and a selector that picks a path.
+"""The DFlash 2 draft: convolutions around each sublayer, and a selector of a token path.
 
-The backbone is v1's. A grouped dynamic convolution mixes each row of the block with the rows
-before it, before and after attention and feed-forward; both kernels come from one projection of
-the sublayer's input. The selector keeps the K best tokens of every slot and walks from the
-anchor to the right, scoring each candidate by its logit and by how it follows the token chosen
-before it: `logit + <A[before] * (H h), C[candidate]>`.
+The backbone is DFlash's. A grouped dynamic convolution mixes each block row with the rows before
+it, before and after attention and feed-forward; one projection of the sublayer's input gives both
+kernels. The selector takes the K best tokens of every slot, and chooses from left to right by
+`logit + <A[previous] * (H h), C[candidate]>`, where `previous` is the token chosen before.
 
-Letters: D hidden size, B rows of the block, T taps of a kernel, G groups of channels, K
-candidates, R rank of the codebooks. Source: the official `dflash` package 0.1.0.
+Letters: D hidden size, B rows of the block, S = B - 1 slots, T kernel size, G groups of channels,
+K candidates, R rank of the codebooks. Source: the official `dflash` package 0.1.0.
 """
 
 from collections.abc import Callable
@@ -24,21 +23,21 @@ from dflash_mlx.models.protocols import Block, Candidates, Target
 from dflash_mlx.models.random_keys import RandomStream, draw, row_key
 
 Pick = Callable[[mx.array, int], mx.array]
-"""`(scores [K] of a slot's candidates, slot) -> index of the one that is taken`."""
+"""`(scores [K] of a slot's candidates, slot) -> index of the chosen candidate`."""
 
 
 class BlockConvolution(nn.Module):
-    """Two causal convolutions within a block, their kernels depending on each row."""
+    """Two causal convolutions within a block; each row has its own kernels."""
 
     def __init__(self, dim: int, config: ConvolutionConfig) -> None:
         super().__init__()
-        self.n_taps, self.n_groups = config.kernel_size, dim // config.group_size
-        self.base_kernel = mx.zeros((2, self.n_taps, dim))
-        self.kernel_projection = nn.Linear(dim, 2 * self.n_taps * self.n_groups, bias=False)
+        self.kernel_size, self.n_groups = config.kernel_size, dim // config.group_size
+        self.base_kernel = mx.zeros((2, self.kernel_size, dim))
+        self.kernel_projection = nn.Linear(dim, 2 * self.kernel_size * self.n_groups, bias=False)
 
     def before(self, rows: mx.array) -> tuple[mx.array, mx.array]:
         """Return rows [N, B, D] convolved, and the kernels [N, B, T, G] for `after`."""
-        shape = (*rows.shape[:2], 2, self.n_taps, self.n_groups)
+        shape = (*rows.shape[:2], 2, self.kernel_size, self.n_groups)
         kernels = self.kernel_projection(rows).reshape(shape)
         return self.convolve(rows, kernels[:, :, 0], self.base_kernel[0]), kernels[:, :, 1]
 
@@ -47,21 +46,22 @@ class BlockConvolution(nn.Module):
         return self.convolve(rows, kernels, self.base_kernel[1])
 
     def convolve(self, rows: mx.array, kernels: mx.array, base: mx.array) -> mx.array:
-        """Sum earlier rows weighted by `base` [T, D] and `kernels` [N, B, T, G]; before slot 0
-        there is nothing, for the convolution never reaches out of the block.
+        """Return rows summed with earlier rows, weighted by `base` [T, D] + `kernels` [N, B, T, G].
+
+        Rows before the block count as zero.
         """
         n_blocks, n_rows, dim = rows.shape
         grouped = rows.reshape(n_blocks, n_rows, self.n_groups, -1)
         total = mx.zeros_like(grouped)
-        for tap in range(min(self.n_taps, n_rows)):
-            shifted = mx.pad(grouped[:, : n_rows - tap], [(0, 0), (tap, 0), (0, 0), (0, 0)])
-            fixed = base[tap].reshape(self.n_groups, -1).astype(rows.dtype)
-            total = total + (fixed + kernels[:, :, tap, :, None]) * shifted
+        for lag in range(min(self.kernel_size, n_rows)):
+            shifted = mx.pad(grouped[:, : n_rows - lag], [(0, 0), (lag, 0), (0, 0), (0, 0)])
+            fixed = base[lag].reshape(self.n_groups, -1).astype(rows.dtype)
+            total = total + (fixed + kernels[:, :, lag, :, None]) * shifted
         return total.reshape(n_blocks, n_rows, dim)
 
 
 class ConvolvedLayer(DraftLayer):
-    """A draft layer with a convolution round each of its sublayers."""
+    """A draft layer with convolutions around each of its sublayers."""
 
     def __init__(self, config: DraftConfig, index: int) -> None:
         super().__init__(config, index)
@@ -78,32 +78,32 @@ class ConvolvedLayer(DraftLayer):
 
 
 class Slots(NamedTuple):
-    """What the slots of a block offer."""
+    """The candidates of a block's slots."""
 
     ids: mx.array
     """[B - 1, K] candidates."""
     unary: mx.array
-    """[B - 1, K], their logits."""
+    """[B - 1, K], the candidates' logits."""
     context: mx.array
     """[B - 1, R], the slots' hidden rows in the codebooks' space."""
 
 
 class Path(NamedTuple):
-    """One token for each slot, and what it was chosen from."""
+    """The chosen token of each slot, with its candidates."""
 
     tokens: mx.array
     """[B - 1]."""
     ids: mx.array
     """[B - 1, K] candidates."""
     scores: mx.array
-    """[B - 1, K], given the tokens before."""
+    """[B - 1, K], given the tokens chosen before."""
 
 
 @dataclass(frozen=True)
 class Picking:
-    """How a slot's token is taken: the best, or drawn with the key of its position.
+    """Chooses a slot's token: the best, or sampled with the random key of its position.
 
-    Drawing takes the best after `noise` was added to the scores over the temperature.
+    Sampling takes the argmax of the scores over the temperature plus `noise` (Gumbel).
     """
 
     temperature: float
@@ -111,14 +111,14 @@ class Picking:
     anchor_position: int
 
     def __call__(self, scores: mx.array, slot: int) -> mx.array:
-        """Return the index of the candidate taken from `scores` [K]."""
+        """Return the index of the candidate chosen from `scores` [K]."""
         if self.temperature <= 0:
             return mx.argmax(scores)
         position = self.anchor_position + 1 + slot
         return draw(scores[None] / self.temperature, self.seed, position, RandomStream.DRAFT)[0]
 
     def noise(self, n_slots: int, n_candidates: int) -> mx.array:
-        """Return what with_sampling adds, [S, K]; nothing where the best is taken."""
+        """Return the Gumbel noise [S, K] of sampling; zeros where the best is chosen."""
         if self.temperature <= 0:
             return mx.zeros((n_slots, n_candidates))
         keys = [
@@ -129,7 +129,7 @@ class Picking:
 
 
 class CandidateSelector(nn.Module):
-    """Walks through the slots' best tokens from left to right."""
+    """Chooses one candidate of each slot from left to right."""
 
     def __init__(self, config: DraftConfig, selector: SelectorConfig) -> None:
         super().__init__()
@@ -139,23 +139,23 @@ class CandidateSelector(nn.Module):
         self.hidden_projection = nn.Linear(config.hidden_size, selector.rank, bias=False)
 
     def __call__(self, hidden: mx.array, logits: mx.array, anchor: int, pick: Pick) -> Path:
-        """Return the path that `pick` takes behind `anchor`.
+        """Return the path that `pick` chooses after `anchor`.
 
         `hidden` [1, B - 1, D] is normed, `logits` [1, B - 1, V] are the draft's.
         """
         ids = mx.argpartition(logits[0], -self.top_k, axis=-1)[:, -self.top_k :]
         unary = mx.take_along_axis(logits[0], ids, axis=-1)
-        # a target's padded vocabulary may reach beyond the codebook
+        # a padded target vocabulary may have more ids than the codebook
         before = mx.array(min(anchor, self.n_ids - 1))
         return self.forward(before, Slots(ids, unary, self.hidden_projection(hidden)[0]), pick)
 
     def forward(self, before: mx.array, slots: Slots, pick: Pick) -> Path:
-        """Return the path that `pick` takes behind the token `before`, a scalar."""
+        """Return the path that `pick` chooses after the token `before`, a scalar."""
         ids, unary, context = slots
         successors = self.successor_codebook(ids)
         tokens, scores = [], []
         for slot in range(ids.shape[0]):
-            # a quantized codebook looks up lists of ids only
+            # a quantized embedding takes arrays of ids, not scalars
             follows = self.predecessor_codebook(before[None])[0] * context[slot]
             scores.append(unary[slot] + (successors[slot] * follows).sum(axis=-1))
             before = mx.take(ids[slot], pick(scores[-1], slot))
@@ -175,7 +175,7 @@ class SelectingModel(DraftModel):
 
 
 class SelectingDraft(BoundDraft):
-    """A DFlash 2 draft with its target; greedy until `with_sampling` gives it a temperature."""
+    """A DFlash 2 draft with its target; greedy unless `with_sampling` sets a temperature."""
 
     model: SelectingModel
 
@@ -187,11 +187,11 @@ class SelectingDraft(BoundDraft):
         self.seed = seed
 
     def with_sampling(self, temperature: float, seed: int) -> "SelectingDraft":
-        """Return this draft, with_sampling its path at `temperature` with the request's seed."""
+        """Return this draft, sampling its path at `temperature` with the request's seed."""
         return SelectingDraft(self.model, self.target, temperature, seed)
 
     def propose(self, anchor: int, n_rows: int, context: ContextCache) -> Block:
-        """Propose the selector's path behind `anchor`, with its probabilities where drawn."""
+        """Propose the selector's path after `anchor`; candidates are set when it is sampled."""
         hidden = self.hidden(anchor, n_rows, context)
         logits = self.logits(self.for_head(hidden))
         pick = Picking(self.temperature, self.seed, context.length)

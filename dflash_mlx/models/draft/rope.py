@@ -1,8 +1,6 @@
-"""The draft's rotary embedding, as its training framework computes it.
+"""The draft's rotary embedding, as transformers computes it, with which drafts are trained.
 
-Drafts are trained with transformers, whose YaRN reads `truncate` and `attention_factor`; gpt-oss
-configurations set the first. mlx-lm's YaRN reads neither, so this one is ours. Other kinds are
-mlx-lm's, which agree.
+mlx-lm's YaRN reads neither `truncate` nor `attention_factor`, so YaRN is implemented here.
 Source: transformers 5.15.0, `modeling_rope_utils._compute_yarn_parameters`; arXiv 2309.00071.
 """
 
@@ -16,6 +14,7 @@ from mlx_lm.models.rope_utils import initialize_rope
 
 from dflash_mlx.errors import UnsupportedModel
 from dflash_mlx.models.draft.config import DraftConfig
+from dflash_mlx.system.foreign import quoted
 
 Rotation = Callable[..., mx.array]
 """Rotates [1, heads, n, head size] by position; `offset` is the position of the first row."""
@@ -24,10 +23,10 @@ _KINDS = ("default", "linear", "llama3", "yarn")
 
 
 def make_rotation(config: DraftConfig) -> Rotation:
-    """Return the rotation that `config` describes.
+    """Return the rotary embedding that `config` describes.
 
     Raises:
-        UnsupportedModel: the configuration asks for a kind of rotation we do not run.
+        UnsupportedModel: the configuration asks for a kind that is not implemented.
     """
     scaling = {
         "original_max_position_embeddings": config.max_position_embeddings,
@@ -36,13 +35,13 @@ def make_rotation(config: DraftConfig) -> Rotation:
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind not in _KINDS:
         raise UnsupportedModel(
-            f"the draft's rotation is {kind!r}; we run {', '.join(_KINDS)}. "
+            f"the draft's rope_type is {quoted(kind)}; supported are {', '.join(_KINDS)}. "
             "Use another draft, or --draft none"
         )
     if scaling.get("partial_rotary_factor", 1.0) != 1.0:
         raise UnsupportedModel(
-            f"the draft rotates {scaling['partial_rotary_factor']} of each head; "
-            "we need the whole head rotated. Use another draft, or --draft none"
+            f"the draft's partial_rotary_factor is {quoted(scaling['partial_rotary_factor'])}; it "
+            "needs 1.0. Use another draft, or --draft none"
         )
     if kind == "yarn":
         factor = scaling.get("factor") or (
@@ -57,7 +56,7 @@ def make_rotation(config: DraftConfig) -> Rotation:
 
 
 class _Yarn:
-    """Rotation at given periods, of vectors lengthened by the attention factor."""
+    """Rotation with given periods; vectors are scaled by the attention factor first."""
 
     def __init__(self, periods: np.ndarray, factor: float) -> None:
         self._periods = mx.array(periods, mx.float32)
@@ -79,10 +78,10 @@ class _Yarn:
 def yarn_periods(
     head_dim: int, theta: float, factor: float, scaling: Mapping[str, Any]
 ) -> np.ndarray:
-    """Return the period of each of the `head_dim / 2` planes, in positions per radian.
+    """Return the periods [head_dim / 2] of the rotary planes, in positions per radian.
 
-    Fast planes keep their period, slow ones are stretched by `factor`, and those between, by
-    how often they turn within the original length, are blended.
+    Fast planes keep their period, slow planes are stretched by `factor`. Between `beta_fast` and
+    `beta_slow` turns within the original length the two are interpolated.
     """
     original = scaling["original_max_position_embeddings"]
 
@@ -95,7 +94,7 @@ def yarn_periods(
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
     if low == high:
-        high += 0.001  # the ramp needs a width
+        high += 0.001  # avoids a division by zero
     stretched = np.clip((np.arange(head_dim // 2) - low) / (high - low), 0, 1)
     period = theta ** (np.arange(0, head_dim, 2) / head_dim)
     blended: np.ndarray = 1 / ((1 - stretched) / period + stretched / (factor * period))
@@ -103,7 +102,7 @@ def yarn_periods(
 
 
 def attention_factor(factor: float, scaling: Mapping[str, Any]) -> float:
-    """Return what queries and keys are multiplied by, so that attention stays sharp."""
+    """Return the factor that queries and keys are multiplied by."""
     stated = scaling.get("attention_factor")
     if stated is not None:
         return float(stated)
