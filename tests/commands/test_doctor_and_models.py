@@ -152,4 +152,4 @@ def test_doctor_autotunes_only_on_a_metal_device(home, capsys):
 def test_forced_kernels_are_refused_without_a_device(home, capsys):
     """Forced and silently ignored would be a lie; the line comes before any download."""
     assert main(["generate", "hi", "--kernels", "force", "-m", "qwen3-4b"]) == 2
-    assert "there is no Metal device here" in capsys.readouterr().err
+    assert "this machine has no Metal device" in capsys.readouterr().err

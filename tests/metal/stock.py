@@ -1,9 +1,7 @@
-"""MLX's own Metal kernels, from the headers in the installed wheel, as launches.
+"""Launches of MLX's Metal kernels, from the headers in the installed wheel.
 
-The texts are used as they are, except that function constants get the value a plain call has.
-They run in the executor only: MSL itself does not let one kernel call another, which is how the
-bodies below enter them. Launch geometry follows MLX 0.32 (mlx/backend/metal/quantized.cpp,
-matmul.cpp, scaled_dot_product_attention.cpp).
+Sources are unchanged except for function constants. The bodies below call the kernels, which only
+the executor allows. Geometry follows MLX 0.32.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from dflash_mlx.metal.quantized_verify import QuantizedWeight
 
 ROOT = Path(next(iter(mx.__path__)) if hasattr(mx, "__path__") else mx.__file__).parent / "include"
 KERNELS = "mlx/backend/metal/kernels"
-# What the shim itself provides (executor/include/shim/mlx.h).
+# Headers that the shim provides (executor/include/shim/mlx.h).
 PROVIDED = {"utils.h", "bf16.h", "bf16_math.h", "complex.h", "defines.h", "logging.h"}
 PROVIDED_STEEL = {"steel/defines.h", "steel/utils/type_traits.h"}
 
@@ -29,7 +27,7 @@ _CONSTANT = re.compile(r"constant (bool|int) (\w+) \[\[function_constant\(\d+\)\
 
 
 def flatten(*names: str, constants: Mapping[str, str] | None = None) -> str:
-    """Text of these kernel headers with their includes, each once, function constants valued."""
+    """Return these kernel headers with their includes, each once, and values for constants."""
     seen: set[str] = set()
     text = "\n".join(_read(f"{KERNELS}/{name}", seen) for name in names)
     values = constants or {}
@@ -52,7 +50,7 @@ def _read(path: str, seen: set[str]) -> str:
 
 @functools.cache
 def _quantized_header() -> str:
-    # quantized.h schedules tiles with a helper at the end of utils.h, which the shim lacks.
+    # quantized.h needs a helper for tile scheduling at the end of utils.h, which the shim lacks.
     _, _, scheduling = (ROOT / KERNELS / "utils.h").read_text().partition("// Row tile scheduling")
     return scheduling.partition("\n")[2] + flatten(
         "quantized_utils.h", "steel/gemm/gemm.h", "quantized.h"
@@ -219,7 +217,7 @@ attention<T, BQ, BK, D, D, 4, 1, float, float>(
 
 
 def tiled_attention(queries: mx.array, keys: mx.array, values: mx.array) -> Launch:
-    """MLX's matrix attention, causal: tiles of 32 rows, every query head reads its keys anew.
+    """MLX's matrix attention, causal: tiles of 32 rows, every query head reads its keys again.
 
     queries [heads, rows, dim], keys and values [kv_heads, length, dim]; dim up to 128.
     """

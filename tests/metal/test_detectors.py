@@ -1,4 +1,4 @@
-"""Each detector of the executor fires on a small kernel with its bug, and not on the clean twin."""
+"""Each detector of the executor reports its bug in a small kernel, and not the correct kernel."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ for (int round = 0; round < 2; ++round) {
   shared[i] = x[i] + round;
   threadgroup_barrier(mem_flags::mem_threadgroup);
   sum += shared[63 - i];
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // before the next round overwrites
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // before the next iteration overwrites
 }
 y[i] = sum;
 """
@@ -100,7 +100,7 @@ if (i == 0) y[0] = x[0] + 1.0f;
 
 @dataclass(frozen=True)
 class Planted:
-    """A bug: text of the clean kernel and what to replace in it; or another grid."""
+    """A bug: the correct kernel and the text to replace in it, or another grid."""
 
     kind: str
     clean: str
@@ -225,8 +225,8 @@ def _run(objects: Objects, source: str, grid: int, threads: int, *, traced: bool
 
 
 @pytest.mark.parametrize("name", BUGS)
-def test_detector_fires_on_the_bug(objects: Objects, name: str) -> None:
-    """A detector that never fires would let every kernel pass as clean."""
+def test_detector_reports_the_bug(objects: Objects, name: str) -> None:
+    """A detector that never reports would pass every kernel."""
     bug = BUGS[name]
     source = bug.clean.replace(bug.old, bug.new) if bug.old else bug.clean
     assert bug.old in bug.clean
@@ -238,12 +238,12 @@ def test_detector_fires_on_the_bug(objects: Objects, name: str) -> None:
     ("source", "threads"), sorted({(bug.clean, bug.threads) for bug in BUGS.values()})
 )
 def test_detectors_are_silent_on_clean_kernels(objects: Objects, source: str, threads: int) -> None:
-    """A detector that cries wolf would be switched off."""
+    """Correct kernels must have no reports."""
     assert not _run(objects, source, N, threads, traced=True).reports
 
 
 def test_every_kind_of_report_has_a_planted_bug() -> None:
-    """A new detector without a test would be believed without proof."""
+    """Every detector needs a kernel that it reports."""
     proved = {bug.kind for bug in BUGS.values()} | {
         "input written",
         "fault",
@@ -254,7 +254,7 @@ def test_every_kind_of_report_has_a_planted_bug() -> None:
 
 
 def test_report_names_buffer_and_line(objects: Objects) -> None:
-    """A report without a place cannot be acted on."""
+    """A report must name the buffer and the source line."""
     run = _run(objects, COPY.replace("= x[i]", "= x[i + 1]"), N, N, traced=True)
     (report,) = run.reports
     assert report.buffer == "x"
@@ -262,14 +262,14 @@ def test_report_names_buffer_and_line(objects: Objects) -> None:
 
 
 def test_write_to_an_input_is_reported(objects: Objects) -> None:
-    """Casting const away would corrupt an array that MLX shares with others."""
+    """A write to an input corrupts an array that other operations share."""
     source = COPY + "((device float*)x)[i] = 0.0f;"
     kinds = {r.kind for r in _run(objects, source, N, N, traced=True).reports}
     assert "input written" in kinds
 
 
 def test_plain_build_reports_overwritten_guards_and_faults(objects: Objects) -> None:
-    """Most runs are not traced; a stray write must not pass unseen, nor end the test process."""
+    """Runs without tracing must report writes out of bounds and survive them."""
     near = _run(objects, COPY.replace("y[i] =", "y[i + 1] ="), N, N, traced=False)
     assert {r.kind for r in near.reports} == {"guard overwritten"}
     far = _run(objects, COPY.replace("y[i] =", "y[i + 100000] ="), N, N, traced=False)
@@ -277,7 +277,7 @@ def test_plain_build_reports_overwritten_guards_and_faults(objects: Objects) -> 
 
 
 def test_endless_loop_is_stopped(objects: Objects) -> None:
-    """A loop that never ends would hang the whole test run instead of failing one test."""
+    """An endless loop must fail one test instead of blocking the test run."""
     source = (
         "uint k = 0; while (k != 3u) k += 2u * uint(x[1]); y[thread_position_in_grid.x] = float(k);"
     )
@@ -291,7 +291,7 @@ def test_endless_loop_is_stopped(objects: Objects) -> None:
 
 
 def test_unwritten_output_of_a_plain_build_is_not_a_number(objects: Objects) -> None:
-    """Zeros would look like an answer."""
+    """Zeros could be a plausible result."""
     run = _run(objects, COPY, N - 1, N, traced=False)
     assert mx.isnan(run.outputs[0][-1]).item()
     assert not mx.isnan(run.outputs[0][:-1]).any().item()
@@ -311,13 +311,13 @@ def test_unwritten_output_of_a_plain_build_is_not_a_number(objects: Objects) -> 
 def test_source_that_metal_refuses_does_not_compile(
     objects: Objects, source: str, message: str
 ) -> None:
-    """What Apple's compiler would refuse on the user's Mac must fail here first."""
+    """Source that Apple's compiler refuses must fail in the executor."""
     with pytest.raises(CompileError, match=message):
         _run(objects, "uint i = thread_position_in_grid.x;\n" + source, N, N, traced=False)
 
 
 def test_too_many_threads_are_refused() -> None:
-    """Metal refuses 1025 threads at the launch; so must the executor."""
+    """Metal refuses a launch with 1025 threads."""
     kernel = mx.fast.metal_kernel(name="k", input_names=["x"], output_names=["y"], source=COPY)
     with pytest.raises(ValueError, match="1024"):
         Executor().run(kernel, [mx.zeros((64,))], grid=(2048, 1, 1), threadgroup=(1025, 1, 1))

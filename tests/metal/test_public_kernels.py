@@ -1,6 +1,6 @@
-"""Kernels that are known to work on Macs run unchanged and give the right answers.
+"""Kernels of MLX and mlx-lm run unchanged in the executor with correct results.
 
-If one of these fails, the executor is wrong, not the kernel.
+They work on Macs, so a failure here is an error of the executor.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HARMLESS = "same value written by several threads"
 
 @pytest.fixture
 def on_metal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """mlx-lm makes its kernels only where Metal is; making them needs no Metal."""
+    """mlx-lm creates its kernels only with Metal, although creating them does not need it."""
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
 
 
@@ -82,7 +82,7 @@ def test_gated_delta_step(objects: Objects, dtype: mx.Dtype) -> None:
 
 @pytest.mark.usefixtures("on_metal")
 def test_gated_delta_masked_reports_only_harmless_writes(objects: Objects) -> None:
-    """All 32 lanes of mlx-lm's masked kernel write one zero: told apart from a real race."""
+    """All 32 lanes of mlx-lm's masked kernel write the same zero, which is not a data race."""
     kernel = gated_delta._make_gated_delta_kernel(has_mask=True, vectorized=False)
     inputs = _gated_delta_inputs(mx.float32)
     mask = mx.array([[True, True, False, True, False], [False, True, True, True, True]])
@@ -97,7 +97,7 @@ def test_gated_delta_masked_reports_only_harmless_writes(objects: Objects) -> No
 
 @pytest.mark.usefixtures("on_metal")
 def test_gated_delta_packed_equals_its_comparator_bit_for_bit(objects: Objects) -> None:
-    """mlx-lm promises the same bits from both kernels; shuffles off by a lane would break it."""
+    """mlx-lm documents equal bits for both kernels; an error in the shuffles changes them."""
     inputs = _gated_delta_inputs(mx.bfloat16)
     executor = Executor(True, objects=objects)
     packed = _gated_delta(executor, gated_delta._make_gated_delta_packed_kernel(), inputs, 8, 2)
@@ -125,7 +125,7 @@ def test_stock_quantized_matmul(
     group: int,
     bits: int,
 ) -> None:
-    """MLX's vector and matrix kernels, traced: 0 reports, right products, ragged sizes."""
+    """MLX's vector and matrix kernels, traced: no reports, correct products, ragged sizes."""
     x = mx.random.normal((rows, inputs), key=mx.random.key(1)).astype(mx.bfloat16)
     full = mx.random.normal((columns, inputs), key=mx.random.key(2)).astype(mx.bfloat16)
     weight = QuantizedWeight(*mx.quantize(full, group, bits), group, bits)

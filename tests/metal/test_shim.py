@@ -1,4 +1,4 @@
-"""The Metal shim means what Metal means: types, simdgroups, matrices, launches."""
+"""The Metal shim follows Metal's rules for types, simdgroups, matrices and launches."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ MOVES = {
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_simdgroup_functions_give_every_lane_its_value(objects: Objects, order: str) -> None:
-    """A shuffle that reads the wrong lane would pass in kernels that are symmetric."""
+    """Symmetric kernels do not show a shuffle that reads the wrong lane."""
     values = np.random.default_rng(1).uniform(0.5, 1.5, LANES).astype(np.float32)
     expected = [getattr(np, n)(values) for n in ("sum", "prod", "max", "min")]
     statements = [f"y[{i} * 32 + lane] = {name}(v);" for i, name in enumerate(REDUCTIONS)]
@@ -90,7 +90,7 @@ def test_simdgroup_functions_give_every_lane_its_value(objects: Objects, order: 
 
 @pytest.mark.parametrize(("name", "dtype"), [("float", mx.float32), ("half", mx.float16)])
 def test_matrices_load_multiply_and_store(objects: Objects, name: str, dtype: mx.Dtype) -> None:
-    """A wrong lane layout would cancel in load and store and break hand-addressed elements."""
+    """A wrong lane layout cancels in load and store, but not in thread_elements."""
     a, b = mx.random.normal((2, 8, 16), key=mx.random.key(0)).astype(dtype)
     source = f"""
     uint lane = thread_index_in_simdgroup;
@@ -120,7 +120,7 @@ def test_matrices_load_multiply_and_store(objects: Objects, name: str, dtype: mx
 
 
 def test_small_floats_round_as_mlx_rounds(objects: Objects) -> None:
-    """Double rounding or lost denormals would hide behind tolerances."""
+    """Tolerances would hide double rounding and lost denormals."""
     bits = np.random.default_rng(2).integers(0, 2**32, 4096, dtype=np.uint32)
     special = [0, 1 << 31, 0x7F800000, 0x387FE000, 0x33000000, 0x477FF000, 0x3F808000, 0x3F818000]
     values = np.concatenate([bits, np.array(special, np.uint32)]).view(np.float32)
@@ -138,7 +138,7 @@ def test_small_floats_round_as_mlx_rounds(objects: Objects) -> None:
 
 
 def test_half_arithmetic_rounds_every_operation(objects: Objects) -> None:
-    """Keeping float in between would make a half accumulator look as good as a float one."""
+    """A half accumulator must lose precision as on a GPU."""
     source = "half s = half(0); for (int i = 0; i < 4096; ++i) s += half(1); y[0] = float(s);"
     (y,) = _run(
         objects,
@@ -151,7 +151,7 @@ def test_half_arithmetic_rounds_every_operation(objects: Objects) -> None:
 
 
 def test_vectors_and_bits(objects: Objects) -> None:
-    """Component order, packed alignment and bit functions are relied on by unpacking code."""
+    """Unpacking code relies on component order, packed alignment and bit functions."""
     source = """
     float4 v = *((const device float4*)x);
     packed_float3 p = packed_float3(float3(v.x, v.y, v.z));
@@ -170,7 +170,7 @@ def test_vectors_and_bits(objects: Objects) -> None:
 
 
 def test_thread_positions_and_partial_threadgroups(objects: Objects) -> None:
-    """Edge threadgroups are smaller; an index that assumes full ones would pass on even grids."""
+    """Threadgroups at the edge are smaller; grids of full ones do not show a wrong index."""
     source = """
     uint3 p = thread_position_in_grid;
     uint at = p.x + threads_per_grid.x * (p.y + threads_per_grid.y * p.z);
@@ -221,7 +221,7 @@ def test_threadgroup_larger_than_the_grid_is_clipped(objects: Objects) -> None:
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.uint8])
 def test_strided_inputs_keep_their_strides(objects: Objects, dtype: mx.Dtype) -> None:
-    """Cache views are strided; contiguous copies would hide a kernel that ignores strides."""
+    """Views of a cache are strided; a copy would hide a kernel that ignores strides."""
     cache = mx.arange(2 * 6 * 8).reshape(2, 6, 8).astype(dtype)
     view = cache[:, 1:5].swapaxes(0, 1)
     source = """
@@ -243,7 +243,7 @@ def test_strided_inputs_keep_their_strides(objects: Objects, dtype: mx.Dtype) ->
 
 
 def test_contiguous_copies_are_made_when_mlx_makes_them(objects: Objects) -> None:
-    """With ensure_row_contiguous a kernel may index as if the view were an array of its own."""
+    """With ensure_row_contiguous MLX passes a copy of a strided view."""
     x = mx.arange(24).reshape(4, 6).T
     source = "uint i = thread_position_in_grid.x; y[i] = x[i];"
     (y,) = _run(objects, source, {"x": x}, {"y": ((24,), x.dtype)}, grid=(24, 1, 1))
@@ -251,7 +251,7 @@ def test_contiguous_copies_are_made_when_mlx_makes_them(objects: Objects) -> Non
 
 
 def test_scalars_small_arrays_and_templates(objects: Objects) -> None:
-    """MLX passes scalars by reference and small arrays as constants, with other signatures."""
+    """MLX passes scalars by reference and small arrays as constant."""
     source = "y[0] = T(scale * few[2]) + T(N) + (FLAG ? T(100) : T(0)) + T(flags[1] ? 1000 : 0);"
     (y,) = _run(
         objects,
@@ -269,7 +269,7 @@ def test_scalars_small_arrays_and_templates(objects: Objects) -> None:
 
 
 def test_init_value_fills_outputs(objects: Objects) -> None:
-    """Kernels that add into their output start from init_value, not from poison."""
+    """A kernel that adds to its output starts from init_value."""
     source = "if (x[0] == 0.0f) y[1] += bfloat16_t(1);"
     (y,) = _run(
         objects,
@@ -283,7 +283,7 @@ def test_init_value_fills_outputs(objects: Objects) -> None:
 
 
 def test_atomic_outputs_add_up_in_every_order(objects: Objects) -> None:
-    """Counting kernels depend on no update being lost."""
+    """An atomic update must not be lost in any order."""
     source = """
     uint i = thread_position_in_grid.x;
     atomic_fetch_add_explicit(&y[i % 3], int(x[0]), memory_order_relaxed);
@@ -303,7 +303,7 @@ def test_atomic_outputs_add_up_in_every_order(objects: Objects) -> None:
 
 
 def test_orders_are_real(objects: Objects) -> None:
-    """An order option that changes nothing would make order tests worthless."""
+    """The order option must change the order of threads."""
     source = """
     uint at = atomic_fetch_add_explicit((device atomic<uint>*)turn, 1u, memory_order_relaxed);
     y[at] = thread_position_in_grid.x + uint(x[0]);
@@ -328,8 +328,8 @@ def test_orders_are_real(objects: Objects) -> None:
 
 
 @pytest.mark.parametrize("traced", [False, True])
-def test_portable_fibers_give_the_same_answer(objects: Objects, traced: bool) -> None:
-    """Processors without a switch of their own use ucontext; it must not be dead code."""
+def test_portable_fibers_give_the_same_result(objects: Objects, traced: bool) -> None:
+    """Processors without an own context switch use ucontext."""
     source = """
     threadgroup float shared[64];
     uint i = thread_position_in_threadgroup.x;
@@ -355,7 +355,7 @@ def test_portable_fibers_give_the_same_answer(objects: Objects, traced: bool) ->
 
 
 def test_chosen_threadgroups_run_alone(objects: Objects) -> None:
-    """Counting one threadgroup per class needs the others left out."""
+    """Counting one threadgroup per class runs only selected threadgroups."""
     kernel = mx.fast.metal_kernel(
         name="chosen",
         input_names=["x"],
@@ -376,7 +376,7 @@ def test_chosen_threadgroups_run_alone(objects: Objects) -> None:
 
 
 def test_declarations_are_shared_and_lines_kept() -> None:
-    """Comments and pointers look like declarations; a wrong rewrite changes the kernel."""
+    """Comments and pointers resemble declarations and must not be rewritten."""
     text = "// in threadgroup\nshort a;\nthreadgroup T x[4], z[2][B];\nthreadgroup T* p = x;"
     lowered = share_threadgroup_variables(without_comments(text)).splitlines()
     assert lowered[1] == "short a;"

@@ -1,4 +1,4 @@
-"""Runs the Metal kernels of this project on a CPU and watches what they do."""
+"""Runs Metal kernels on a CPU and checks their memory accesses and synchronization."""
 
 from tests.metal.executor.executor import Executor, Run
 from tests.metal.executor.facts import BufferCounts, Counts, Report

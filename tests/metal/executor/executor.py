@@ -1,4 +1,4 @@
-"""`Executor.run`: launch an MLX Metal kernel on the CPU, exactly as MLX would launch it."""
+"""`Executor.run`: launches an MLX Metal kernel on the CPU with the arguments of MLX."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BLANK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Run:
-    """Outputs, reports (of a traced run; faults and overwritten guards always) and counts."""
+    """Outputs, reports and counts. Without tracing, only faults and guards are reported."""
 
     outputs: list[mx.array]
     reports: list[Report]
@@ -33,11 +33,11 @@ class Run:
 class Executor:
     """Runs kernels made by `mx.fast.metal_kernel` through a C++ shim.
 
-    traced: watch every load and store (15 to 50 times slower; keep shapes small).
+    traced: check every load and store (15 to 50 times slower; keep shapes small).
     order: "ascending", "descending" or "random" (with `seed`) order of lanes, simdgroups and
-    threadgroups. A right kernel gives the same answer in every order.
-    blank: count only. Inputs over 1 MB are neither evaluated nor copied, they read as zeros.
-    limit_s: a launch is stopped and reported after so many seconds of processor time.
+    threadgroups. A correct kernel gives the same result in every order.
+    blank: count only. Inputs over 1 MB are neither evaluated nor copied and read as zeros.
+    limit_s: seconds of processor time after which a launch is stopped and reported.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Executor:
         output_dtypes: Sequence[mx.Dtype],
         init_value: float | None,
     ) -> list[Buffer]:
-        """Memory for every buffer parameter, in order: inputs with their facts, then outputs."""
+        """Return the memory of every buffer: inputs with shape, strides and ndim, then outputs."""
         buffers: list[Buffer] = []
         names = [p.name for p in source.buffers]
         for x in inputs:
@@ -139,7 +139,7 @@ class Executor:
         return buffers
 
     def _contents(self, x: mx.array, row_contiguous: bool) -> tuple[Bytes | None, list[int]]:
-        """Bytes of an input as the kernel sees them, and its strides in elements."""
+        """Return the bytes of an input as the kernel reads them, and its strides in elements."""
         contiguous = [math.prod(x.shape[i + 1 :]) for i in range(x.ndim)]
         if self.blank and x.nbytes > BLANK_BYTES:
             return None, contiguous
@@ -157,14 +157,14 @@ def _check_geometry(grid: Triple, threadgroup: Triple) -> None:
 
 
 def _to_bytes(x: mx.array) -> Bytes:
-    """Row-major bytes of an array of any dtype."""
+    """Return the row-major bytes of an array."""
     flat = mx.contiguous(x).reshape(-1)
     plain = flat.astype(mx.uint8) if x.dtype == mx.bool_ else flat.view(mx.uint8)
     return np.array(plain)
 
 
 def _strided_bytes(x: mx.array) -> tuple[Bytes, list[int]]:
-    """Bytes with the array's own strides; gaps between elements are poisoned."""
+    """Return the bytes with the strides of the array; gaps between elements hold NaN."""
     array: Any = x  # the stubs hide the buffer protocol
     view = memoryview(array)
     steps = list(view.strides or ())

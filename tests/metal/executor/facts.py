@@ -1,4 +1,4 @@
-"""What a run tells besides its outputs: reports of wrong behaviour, and counts of work."""
+"""Results of a run in addition to its outputs: reports of errors, and counts of work."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Report:
-    """One kind of wrong behaviour at one place.
+    """One kind of error at one place.
 
     `line` is the line of the generated Metal source (0 when unknown); `times` counts occurrences.
     """
@@ -86,17 +86,17 @@ class Counts:
 
     @property
     def unwritten_output_bytes(self) -> int:
-        """Bytes of outputs that no thread wrote."""
+        """The bytes of outputs that no thread wrote."""
         return sum(b.unwritten for b in self.buffers.values())
 
     @property
     def unique_bytes(self) -> int:
-        """Bytes of device memory read or written at least once: the least traffic possible."""
+        """The bytes of device memory read or written at least once: the minimum traffic."""
         return sum(b.unique_read + b.unique_written for b in self.buffers.values())
 
     @property
     def threadgroup_traffic_bytes(self) -> int:
-        """64 bytes a line and threadgroup: the traffic if caches serve one threadgroup only."""
+        """The traffic if caches serve one threadgroup only: 64 bytes per line and threadgroup."""
         lines = sum(b.group_lines_read + b.group_lines_written for b in self.buffers.values())
         return 64 * lines
 

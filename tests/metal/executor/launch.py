@@ -1,4 +1,4 @@
-"""Runs a compiled kernel: fills the runtime's C structures and reads the answers."""
+"""Runs a compiled kernel: fills the C structures of the runtime and reads the results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_REPORTS = 256
 
 @dataclass
 class Buffer:
-    """Device memory of one argument. `initial` None: poison for outputs, zeros for inputs."""
+    """Device memory of one argument. `initial` None: NaN for outputs, zeros for inputs."""
 
     name: str
     size: int
@@ -95,7 +95,7 @@ def launch(
     traced: bool,
     limit_s: int,
 ) -> tuple[Counts, list[Report]]:
-    """Run the kernel in `path` on `buffers`; results go into the buffers' `result`."""
+    """Run the kernel in `path` on `buffers`; fills `result` of the outputs."""
     library, runtime = objects.load(path), objects.load(objects.runtime)
     given = (_Buffer * len(buffers))(*(_c_buffer(b) for b in buffers))
     counters, traffic = _Counters(), (_BufferCounts * len(buffers))()
@@ -171,7 +171,7 @@ def _report(r: _Report, lines: dict[int, int]) -> Report:
 
 
 def _lines(path: Path, counters: Sequence[int]) -> dict[int, int]:
-    """Source lines of program counters (return addresses) inside the shared object."""
+    """Return the source lines of return addresses inside the shared object."""
     if not counters:
         return {}
     tool, base = shutil.which("addr2line"), _load_address(path)

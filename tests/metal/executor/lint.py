@@ -1,8 +1,6 @@
-"""What Apple's compiler refuses, or MLX misreads, although our two compilers accept it.
+"""Finds source that Apple's compiler refuses or MLX misreads, although g++ and clang accept it.
 
-Rules look at the text of one kernel as `dflash_mlx.metal.build` reads it: header functions and
-the body that MLX wraps. They are patterns, not a parser, so sources keep to one declaration a
-line.
+The rules are patterns, not a parser, so kernel sources have one declaration per line.
 """
 
 from __future__ import annotations
@@ -61,7 +59,7 @@ _KEYWORDS = {"if", "for", "while", "switch", "return", "catch", "sizeof", "const
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing to change; `line` counts in the header or body that `part` names."""
+    """One finding; `line` is a line of the header or body that `part` names."""
 
     rule: str
     part: str
@@ -73,7 +71,7 @@ class Finding:
 
 
 def lint(header: str, body: str, inputs: tuple[str, ...]) -> list[Finding]:
-    """Everything in this kernel text that a Mac would refuse or MLX would misread."""
+    """Return the findings in the header and body of one kernel."""
     findings: list[Finding] = []
     for part, text in (("header", header), ("body", body)):
         code = without_comments(text)
@@ -95,7 +93,7 @@ def _forbidden(part: str, code: str) -> Iterator[Finding]:
 
 
 def _functions(code: str) -> Iterator[tuple[str, str, int, str]]:
-    """Name, parameters, position and body of every function defined in the text."""
+    """Yield name, parameters, position and body of every function defined in the text."""
     for match in _FUNCTION.finditer(code):
         name = match.group(1)
         if name not in _KEYWORDS:
@@ -112,7 +110,7 @@ def _block(code: str, start: int) -> str:
 
 
 def _unqualified(part: str, code: str) -> Iterator[Finding]:
-    """Pointers and references, parameters or locals, must name their address space."""
+    """Yield pointers and references without an address space."""
     for name, parameters, position, _ in _functions(code):
         for parameter in _split(parameters):
             if _is_pointer(parameter) and not re.search(rf"\b{SPACES}\b", parameter):
@@ -140,7 +138,7 @@ def _split(parameters: str) -> list[str]:
 
 
 def _header_only(code: str) -> Iterator[Finding]:
-    """Rules for functions: no recursion, no threadgroup variables, no mutable globals."""
+    """Yield recursion, threadgroup variables and mutable globals."""
     for name, _, position, block in _functions(code):
         if re.search(rf"\b{name}\s*(?:<[^;{{}}]*?>)?\s*\(", block):
             yield Finding("recursion", "header", _at(code, position), f"{name} calls itself")
@@ -160,7 +158,7 @@ def _header_only(code: str) -> Iterator[Finding]:
 
 
 def _accidental_names(body: str, inputs: tuple[str, ...]) -> Iterator[Finding]:
-    """MLX adds a parameter for every attribute name it finds as a substring of the body."""
+    """Yield names for which MLX adds a parameter by accident: it searches for substrings."""
     code = without_comments(body)
     facts = tuple(f"{name}_{fact}" for name in inputs for fact in ("shape", "strides", "ndim"))
     used = 0
@@ -169,7 +167,7 @@ def _accidental_names(body: str, inputs: tuple[str, ...]) -> Iterator[Finding]:
         used += whole and name in ATTRIBUTES
         position = body.find(name)
         if position >= 0 and not whole and not _part_of_longer_name(name, code):
-            detail = f"{name} stands in a comment or inside another name; MLX adds a parameter"
+            detail = f"{name} is in a comment or part of another name; MLX adds a parameter"
             yield Finding("accidental name", "body", _at(body, position), detail)
         declared = re.search(rf"\b(?:u?int|float|auto|ushort|uint3)\s+{name}\b", code)
         if declared:
@@ -180,6 +178,6 @@ def _accidental_names(body: str, inputs: tuple[str, ...]) -> Iterator[Finding]:
 
 
 def _part_of_longer_name(name: str, code: str) -> bool:
-    """True when the name only occurs inside a longer attribute that the body uses as such."""
+    """Whether the name occurs only inside a longer attribute that the body uses."""
     longer = [other for other in ATTRIBUTES if name in other and name != other]
     return any(re.search(rf"(?<!\w){other}(?!\w)", code) for other in longer)

@@ -1,8 +1,7 @@
-"""From generated Metal source to a C++ translation unit for the shim.
+"""Converts generated Metal source to a C++ translation unit for the shim.
 
-Two things need rewriting, everything else is left to macros and templates:
-declarations of threadgroup variables, which all fibers of a threadgroup must share, and the
-explicit instantiation at the end, which C++ does not accept. Line numbers are kept.
+Rewrites declarations of threadgroup variables, which all fibers of a threadgroup share, and
+removes the explicit instantiation. Line numbers stay the same.
 """
 
 from __future__ import annotations
@@ -68,12 +67,12 @@ def translation_unit(source: Source) -> str:
 
 
 def without_comments(text: str) -> str:
-    """The text with its comments gone and its lines where they were."""
+    """Return the text without comments, with the same line numbers."""
     return _COMMENT.sub(lambda match: " " + "\n" * match.group(0).count("\n"), text)
 
 
 def share_threadgroup_variables(text: str) -> str:
-    """Replace declarations of threadgroup variables by references to memory the fibers share."""
+    """Replace declarations of threadgroup variables by references to shared memory."""
 
     def replace(match: re.Match[str]) -> str:
         declared = []
@@ -89,12 +88,12 @@ def share_threadgroup_variables(text: str) -> str:
 
 
 def keep_threadgroup_variables(text: str) -> str:
-    """Make threadgroup variables legal for compilers that know address spaces: static ones."""
+    """Declare threadgroup variables static, as compilers with address spaces require."""
     return _DECLARATION.sub(lambda match: "static " + match.group(0), text)
 
 
 def _split(names: str) -> list[str]:
-    """Split at the commas outside brackets."""
+    """Split at commas outside brackets."""
     parts, depth = [""], 0
     for char in names:
         depth += (char in "[(<") - (char in "])>")

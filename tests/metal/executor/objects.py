@@ -1,7 +1,6 @@
-"""Compiles translation units with g++ and keeps the shared objects, named by what went in.
+"""Compiles translation units with g++ and caches the shared objects by a hash of their input.
 
-The store is a folder of the user's cache, shared by all processes: a file is written under
-another name and renamed, so a reader never sees half of it. Deleting the folder is always safe.
+The cache folder is shared by all processes; files are renamed into place. It can be deleted.
 """
 
 from __future__ import annotations
@@ -22,13 +21,14 @@ from pathlib import Path
 HERE = Path(__file__).parent
 INCLUDE = HERE / "include"
 RUNTIME = HERE / "runtime"
-KEEP_S = 14 * 24 * 3600.0  # objects unused for two weeks go
+KEEP_S = 14 * 24 * 3600.0  # objects unused for two weeks are deleted
 
 _COMMON = ("-std=c++17", "-g1", "-fPIC", "-w", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE")
 _KERNEL = (
     "-O1",
     "-fsingle-precision-constant",  # Metal has no double: 0.5 is a float
-    "-ftrivial-auto-var-init=pattern",  # an uninitialised local gives garbage, not luck
+    # Uninitialised locals hold a fixed bit pattern; lower.py fills those of kernels with NaN.
+    "-ftrivial-auto-var-init=pattern",
     "-ffp-contract=off",
 )
 _TRACED = (
@@ -38,33 +38,35 @@ _TRACED = (
     "-fno-tree-slp-vectorize",
     "--param=tsan-instrument-func-entry-exit=0",
 )
-# Without the default libraries: the runtime stands in for the sanitizers' own.
+# Without the default libraries: the runtime replaces the runtimes of the sanitizers.
 _LINK = ("-nodefaultlibs", "-lm", "-lc", "-lgcc")
 _WRAP = ("-Wl,--wrap=memcpy", "-Wl,--wrap=memmove", "-Wl,--wrap=memset")
 
 
 class CompileError(Exception):
-    """The C++ compiler refused a kernel; the message holds its first errors."""
+    """The C++ compiler rejected a kernel; the message contains its first errors."""
 
 
 def compiler() -> str | None:
-    """Path of g++, or None when this machine has none."""
+    """Return the path of g++, or None."""
     return shutil.which("g++")
 
 
 def missing() -> str | None:
-    """Why kernels cannot run here, or None when they can."""
+    """Return why kernels cannot run on this machine, or None."""
     if platform.system() != "Linux":
-        return f"the executor needs Linux, this is {platform.system()}; use --device metal on a Mac"
+        return (
+            f"this is {platform.system()} and the executor needs Linux; use --device metal on a Mac"
+        )
     if compiler() is None:
-        return "the executor needs g++, none is on PATH"
+        return "no g++ is on PATH and the executor needs it; install g++"
     return None
 
 
 class Objects:
-    """The store of compiled kernels.
+    """The cache of compiled kernels.
 
-    portable: switch fibers with ucontext, as on processors without a switch of their own.
+    portable: switch fibers with ucontext, as on processors without an own context switch.
     """
 
     def __init__(self, folder: Path | None = None, *, portable: bool = False) -> None:
@@ -75,7 +77,7 @@ class Objects:
         _prune(self.folder)
 
     def kernel(self, name: str, text: str, *, traced: bool) -> Path:
-        """Path of the shared object for this translation unit; compiles it if it is new."""
+        """Return the path of the shared object of this translation unit; compiles it if needed."""
         flags = [*_COMMON, *_machine_flags(), *_KERNEL, *(_TRACED if traced else ())]
         runtime = self.runtime
         link = [*(_WRAP if traced else ()), str(runtime), *_LINK]
@@ -86,7 +88,7 @@ class Objects:
         return target
 
     def _prelude(self, flags: list[str]) -> Path:
-        """Folder with the shim precompiled for these flags: halves the time of a compilation."""
+        """Return the folder of the shim precompiled for these flags, which halves compile time."""
         folder = self._target("prelude", *flags).with_suffix("")
         if not folder.exists():
             with tempfile.TemporaryDirectory(dir=self.folder, prefix="build_") as build:
@@ -96,13 +98,13 @@ class Objects:
                 staged = Path(build) / folder.name
                 staged.mkdir()
                 os.replace(made, staged / made.name)
-                with contextlib.suppress(OSError):  # another process was faster
+                with contextlib.suppress(OSError):  # another process did it first
                     os.rename(staged, folder)
         return folder
 
     @functools.cached_property
     def runtime(self) -> Path:
-        """Path of the shared object of the runtime."""
+        """The path of the shared object of the runtime."""
         parts = sorted(RUNTIME.glob("*.cpp"))
         text = "".join(f'#include "{part}"\n' for part in parts)
         flags = [*_COMMON, *_machine_flags(), "-O3", *(["-DRT_PORTABLE"] if self.portable else [])]
@@ -112,7 +114,7 @@ class Objects:
         return target
 
     def load(self, path: Path) -> ctypes.CDLL:
-        """The loaded shared object. Loading marks it as used."""
+        """Return the loaded shared object and mark it as used."""
         if path not in self._loaded:
             os.utime(path)
             self._loaded[path] = ctypes.CDLL(str(path))
@@ -135,11 +137,11 @@ def _run(arguments: list[str], what: str) -> None:
     command = [compiler() or "g++", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise CompileError(f"g++ refused {what}:\n{_first_errors(done.stderr)}")
+        raise CompileError(f"g++ rejected {what}:\n{_first_errors(done.stderr)}")
 
 
 def _first_errors(stderr: str, limit: int = 12) -> str:
-    """The distinct errors, each as line and message: templates repeat them per instantiation."""
+    """Return the distinct errors: templates repeat them per instantiation."""
     lines = [line for line in stderr.splitlines() if "error:" in line] or stderr.splitlines()
     short = (re.sub(r"^.*?\.metal:", "line ", line) for line in lines)
     return "\n".join(list(dict.fromkeys(short))[:limit])
@@ -162,7 +164,7 @@ def _compiler_version() -> str:
 
 @functools.cache
 def _machine_flags() -> tuple[str, ...]:
-    """Instruction sets that this processor has; part of the key, so a shared store stays safe."""
+    """Return flags for the instruction sets of this processor; they are part of the hash."""
     if platform.machine() != "x86_64":
         return ()
     has = set(Path("/proc/cpuinfo").read_text().split("flags", 1)[-1].split("\n", 1)[0].split())
@@ -183,6 +185,6 @@ def _default_folder() -> Path:
 def _prune(folder: Path) -> None:
     oldest = time.time() - KEEP_S
     for path in folder.iterdir():
-        with contextlib.suppress(OSError):  # another process was faster
+        with contextlib.suppress(OSError):  # another process did it first
             if path.stat().st_mtime < oldest:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

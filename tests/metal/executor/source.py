@@ -1,7 +1,6 @@
-"""The Metal source that MLX generates for a launch, and what its signature says.
+"""The Metal source that MLX generates for a launch, and its parsed signature.
 
-MLX writes the source itself: exporting a function that calls the kernel hands the text to a
-callback and needs no Metal. Nothing here knows how the text is compiled or run.
+Exporting a function that calls the kernel passes the source to a callback and needs no Metal.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ class Parameter:
 
     @property
     def is_output(self) -> bool:
-        """True for a buffer that the kernel may write."""
+        """Whether the kernel may write this buffer."""
         return self.index is not None and "const" not in self.type.split()
 
 
 @dataclass(frozen=True)
 class Source:
-    """Generated source of one launch.
+    """The generated source of one launch.
 
     `entry` is the C++ expression that names the kernel (with its template arguments),
-    `row_contiguous` tells whether MLX would copy strided inputs before the launch.
+    `row_contiguous`: whether MLX copies strided inputs before the launch.
     """
 
     name: str
@@ -48,7 +47,7 @@ class Source:
 
     @property
     def buffers(self) -> tuple[Parameter, ...]:
-        """Buffer parameters in the order of their indices."""
+        """The buffer parameters in the order of their indices."""
         return tuple(p for p in self.parameters if p.index is not None)
 
 
@@ -63,7 +62,7 @@ def generate(
     output_dtypes: Sequence[mx.Dtype],
     init_value: float | None = None,
 ) -> Source:
-    """Return the source MLX generates for this launch. Inputs are looked at, never evaluated."""
+    """Return the source MLX generates for this launch. Inputs are not evaluated."""
     found: list[list[Any]] = []
 
     def watch(event: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Checks a generated kernel with real address spaces: `clang -fsyntax-only`, nothing runs."""
+"""Type check of a generated kernel with real address spaces (`clang -fsyntax-only`)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _ATTRIBUTE = re.compile(r"\[\[[^\]]*\]\]")
 
 
 def missing() -> str | None:
-    """Why kernels cannot be type-checked here, or None when they can."""
+    """Return why kernels cannot be type-checked on this machine, or None."""
     if shutil.which(CLANG) is None:
         return f"the type check needs {CLANG} (Debian and Ubuntu: apt install clang-19)"
     return None
 
 
 def typecheck(source: Source) -> list[str]:
-    """Errors of this instantiation, as `line N: message`; empty when it is well typed."""
+    """Return the errors of this instantiation as `line N: message`; empty if well typed."""
     text = keep_threadgroup_variables(without_comments(source.text))
     text = _ATTRIBUTE.sub("", _HOST_NAME.sub("template ", text))
     with tempfile.TemporaryDirectory() as folder:

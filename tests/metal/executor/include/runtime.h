@@ -1,8 +1,8 @@
 // The contract between a kernel object (compiled per kernel) and the runtime (compiled once).
 //
-// A Metal thread is a fiber. Simdgroup functions and barriers are meetings: a lane leaves its
-// argument in `in`, names the meeting (kind, source line, combine function) and sleeps until the
-// scheduler has combined the arguments of every lane that came to the same meeting.
+// A Metal thread is a fiber. Simdgroup functions and barriers are meetings: a lane writes its
+// argument to `in`, names the meeting (kind, source line, combine function) and waits until the
+// scheduler has combined the arguments of all lanes of this meeting.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -14,7 +14,7 @@ enum State : uint8_t { READY, AT_SIMD, AT_SIMD_BARRIER, AT_BARRIER, DONE };
 struct Group;
 using Combine = void (*)(Group&, uint32_t lanes);
 
-// What a barrier has ordered so far. Index 0: device memory, index 1: threadgroup memory.
+// Numbers of the barriers passed so far. Index 0: device memory, index 1: threadgroup memory.
 struct Clock {
   uint16_t barrier[2];
   uint16_t simd[2];

@@ -1,6 +1,6 @@
-// What traced kernels call: they are compiled with -fsanitize=thread and -fsanitize=bounds,..., and
-// the functions that the compiler then calls are defined here instead of in the sanitizers' own
-// runtimes, which watch real threads and cannot know fibers.
+// Callbacks of traced kernels. These are compiled with -fsanitize=thread and -fsanitize=bounds,...;
+// the functions that the compiler inserts are defined here, because the runtimes of the sanitizers
+// check real threads and not fibers.
 #include <cstring>
 
 #include "launch.h"
@@ -16,7 +16,7 @@
 #define WATCH(n) WATCH_AS(, n) WATCH_AS(unaligned_, n) WATCH_AS(volatile_, n)
 
 namespace {
-// The start of the undefined-behaviour sanitizer's records: where in the source it happened.
+// The first fields of a record of the undefined-behaviour sanitizer: the source location.
 struct Source {
   const char* file;
   uint32_t line, column;
@@ -36,7 +36,7 @@ WATCH(1) WATCH(2) WATCH(4) WATCH(8) WATCH(16)
 void __tsan_read_range(void* p, unsigned long n) { rt::plain_access(p, n, false, CALLER); }
 void __tsan_write_range(void* p, unsigned long n) { rt::plain_access(p, n, true, CALLER); }
 
-// Kernels are linked with --wrap, so that block copies the compiler makes are seen too.
+// Kernels are linked with --wrap, so that block copies of the compiler are checked too.
 void* __wrap_memcpy(void* to, const void* from, unsigned long n) {
   rt::plain_access(from, n, false, CALLER);
   rt::plain_access(to, n, true, CALLER);

@@ -31,7 +31,7 @@ constexpr int poison = 0xFF;  // NaN in every float type
 std::map<std::tuple<int, uint64_t, int, const char*>, Report> reports;
 
 size_t pages(size_t bytes) { return (bytes + page - 1) / page * page; }
-// An overrun of any distance up to the buffer's own size must meet a guard, not a neighbour.
+// An overrun of up to the size of the buffer must hit its guard, not another buffer.
 size_t far_guard(const Buffer& b) {
   return std::clamp(pages(b.bytes), size_t(1) << 20, size_t(1) << 30);
 }
@@ -88,10 +88,10 @@ void on_fault(int number, siginfo_t* info, void* context) {
 
 pthread_t launching;
 
-// The launch took too long: most likely a loop that never ends.
+// The launch took too long, probably because of an endless loop.
 void on_alarm(int number) {
   if (!current) return;
-  if (!pthread_equal(pthread_self(), launching)) {  // only that thread may leave the launch
+  if (!pthread_equal(pthread_self(), launching)) {  // only the launching thread may leave the launch
     pthread_kill(launching, number);
     return;
   }
@@ -99,7 +99,7 @@ void on_alarm(int number) {
   stop_launch();
 }
 
-// Time of the processor, not of the clock: a busy machine or a stopped process is no endless loop.
+// Counts processor time: a busy machine or a stopped process is not an endless loop.
 struct TimeLimit {
   struct sigaction before;
   explicit TimeLimit(uint32_t seconds) {
@@ -121,7 +121,7 @@ struct TimeLimit {
   }
 };
 
-// Takes over the fault signals while a launch runs.
+// Handles fault signals while a launch runs.
 struct FaultGuard {
   static constexpr int numbers[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
   struct sigaction before[4];

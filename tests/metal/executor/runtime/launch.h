@@ -73,7 +73,7 @@ struct Launch {
   sigjmp_buf stop;
 };
 
-extern Launch* current;  // null when nothing runs
+extern Launch* current;  // null when no launch runs
 
 // A variable in threadgroup memory and the arena that holds them all.
 struct Variable {
@@ -90,7 +90,7 @@ extern size_t n_variables;
 
 void report(Kind kind, const char* what, uint64_t pc, int line, int64_t offset, uint32_t other);
 [[noreturn]] void stop_launch();
-bool in_engine(const char* address);  // stacks and lanes: the kernel's private memory
+bool in_engine(const char* address);  // stacks and lanes: private memory of the kernel
 Buffer* find_buffer(const char* address);  // the buffer whose data or guards hold the address
 
 void run_threadgroup(const uint32_t position[3]);
@@ -102,7 +102,7 @@ void trace_group();
 void trace_variable(size_t offset, size_t bytes);
 void trace_settle();
 void trace_finish(BufferCounts* counts);
-// A load or store of a traced kernel; `pc` is where in the kernel it stands.
+// A load or store of a traced kernel; `pc` is its address in the kernel.
 void plain_access(const void* address, size_t bytes, bool write, void* pc);
 
 }  // namespace rt

@@ -1,8 +1,8 @@
 // Runs one threadgroup: every thread is a fiber, every 32 fibers a simdgroup.
 //
-// A lane that must wait hands the processor to the next ready lane of its simdgroup; when none is
-// ready the scheduler holds the meeting that the first waiting lane asked for. A simdgroup runs
-// until all its lanes stand at a threadgroup barrier or have returned; then the next one runs.
+// A lane that waits switches to the next ready lane of its simdgroup. When none is ready, the
+// scheduler runs the meeting of the first waiting lane. A simdgroup runs until all its lanes wait
+// at a threadgroup barrier or have returned; then the next one runs.
 #include <sys/mman.h>
 
 #include <algorithm>

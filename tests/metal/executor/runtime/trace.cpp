@@ -1,5 +1,5 @@
-// Judges every load and store of a traced kernel: bounds, initialisation, order between threads,
-// and how much memory it touches. callbacks.cpp says how the accesses get here.
+// Checks every load and store of a traced kernel: bounds, initialisation and order between threads,
+// and counts the memory it touches. callbacks.cpp passes the accesses.
 #include <link.h>
 #include <sys/mman.h>
 
@@ -12,9 +12,9 @@
 namespace rt {
 namespace {
 
-// Who touched a byte, and which barriers that thread had passed.
+// The thread that touched a byte, and the barriers it had passed.
 struct Stamp {
-  uint32_t thread;  // 1 + global thread number, 0 for nobody
+  uint32_t thread;  // 1 + global thread number, 0 for none
   uint16_t barrier;
   uint16_t simd;
 };
@@ -26,7 +26,7 @@ struct Cell {
 };
 
 template <class T>
-struct Zeroed {  // memory that costs nothing until it is touched
+struct Zeroed {  // memory that is allocated when it is first touched
   T* data = nullptr;
   size_t bytes = 0;
   void resize(size_t n) {
@@ -75,7 +75,7 @@ uint32_t my_number() {
 bool same_group(uint32_t a, uint32_t b) { return (a - 1) / max_threads == (b - 1) / max_threads; }
 bool same_simdgroup(uint32_t a, uint32_t b) { return (a - 1) / 32 == (b - 1) / 32; }
 
-// True when everything the stamp stands for happened before what this thread does now.
+// Whether all accesses of the stamp happened before the current one of this thread.
 bool ordered(const Stamp& s, Spread spread, uint32_t me, Memory memory) {
   if (s.thread == me && spread == ONE_THREAD) return true;
   if (!same_group(s.thread, me)) return false;
@@ -106,7 +106,7 @@ struct Access {
   uint64_t pc;
 };
 
-// Checks one byte; returns true when a conflict was reported (one report an access is enough).
+// Checks one byte; returns whether a conflict was reported (one report per access is enough).
 bool check_cell(Cell& cell, const Access& a, uint32_t me, Memory memory, const char* what,
                 int64_t offset) {
   const Kind kind = memory == DEVICE ? DEVICE_RACE : THREADGROUP_RACE;

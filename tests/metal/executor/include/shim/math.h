@@ -1,5 +1,5 @@
 // Scalar and vector mathematics. bfloat overloads return bfloat, as MLX's preamble makes them.
-// The C library's float functions stand in for Metal's: the last bit may differ from a GPU.
+// Uses the float functions of the C library: the last bit may differ from a GPU.
 #pragma once
 
 namespace metal {

@@ -1,5 +1,5 @@
-// simdgroup_matrix: an 8x8 matrix spread over 32 lanes, two neighbouring elements a lane.
-// The layout is the one that kernels addressing lanes by hand rely on (MLX steel, mlx-lm).
+// simdgroup_matrix: an 8x8 matrix spread over 32 lanes, two adjacent elements per lane.
+// The layout is the one that kernels with thread_elements rely on (MLX steel, mlx-lm).
 #pragma once
 
 namespace metal {
@@ -12,7 +12,7 @@ struct Operands {
   float a[2], b[2], c[2];
 };
 
-// Products are summed in float, first to last, then added to C. A GPU's own order is unknown.
+// Products are summed in float, first to last, then added to C. The order of a GPU is unknown.
 inline void multiply(rt::Group& group, uint32_t lanes) {
   float a[8][8], b[8][8];
   for (int i = 0; i < 32; ++i) {

@@ -1,5 +1,6 @@
-// What mx.fast.metal_kernel puts in front of every kernel (MLX kernels/utils.h), as far as custom
-// kernels use it. The original cannot be included: it overloads constructors by address space.
+// The preamble that mx.fast.metal_kernel adds to every kernel (MLX kernels/utils.h), as far as
+// custom kernels use it. The original overloads constructors by address space, so it cannot be
+// included.
 #pragma once
 using namespace metal;
 

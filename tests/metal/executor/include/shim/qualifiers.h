@@ -1,4 +1,4 @@
-// Address spaces and function qualifiers. They are erased here; typecheck.py keeps them.
+// Address spaces and function qualifiers. They are erased here; typecheck.py checks them.
 // Declarations of threadgroup variables are rewritten before this text is compiled (lower.py).
 #pragma once
 #define device

@@ -1,4 +1,4 @@
-// Barriers and simdgroup functions. `line` tells meetings apart: it is the caller's source line.
+// Barriers and simdgroup functions. `line`, the source line of the caller, identifies a meeting.
 #pragma once
 
 namespace metal {
@@ -30,7 +30,7 @@ inline T& out(rt::Group& group, uint32_t i) {
 }
 inline bool came(uint32_t lanes, uint32_t i) { return (lanes >> i) & 1u; }
 
-// Leave `argument`, meet the other lanes, take the result.
+// Writes `argument`, waits for the other lanes and returns the result.
 template <class Result, class Argument>
 inline Result call(const Argument& argument, rt::Combine combine, int line) {
   static_assert(sizeof(Argument) <= sizeof(rt::Lane::in), "argument too large for a meeting");
