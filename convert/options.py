@@ -1,5 +1,6 @@
-"""What a conversion may be asked for, checked before anything is read."""
+"""Options of a conversion, checked before anything is read. It must not know checkpoints."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,54 +13,57 @@ MODES = {
     "mxfp8": (8, 32),
     "nvfp4": (4, 16),
 }
-"""Bits and group size of each mode; affine takes others too, the rest are formats."""
+"""Default bits and group size of each mode; the modes other than affine allow no others."""
 
-_BITS = (2, 3, 4, 5, 6, 8)
-_GROUP_SIZES = (32, 64, 128)
+_AFFINE_BITS = (2, 3, 4, 5, 6, 8)
+_AFFINE_GROUP_SIZES = (32, 64, 128)
 DTYPES = ("bfloat16", "float16", "float32")
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """How the rows of a weight are packed: bits of an element, elements that share a scale."""
+    """How a weight is quantized: bits per element, and elements of a row that share a scale."""
 
     bits: int
     group_size: int
     mode: str = "affine"
 
     def settings(self) -> dict[str, Any]:
-        """The entry of a `config.json`, as mlx-lm reads it."""
+        """Return the entry of a `config.json`, as mlx-lm reads it."""
         return {"group_size": self.group_size, "bits": self.bits, "mode": self.mode}
 
     def __str__(self) -> str:
-        shown = f"{self.bits} bits" if self.mode == "affine" else self.mode
-        return f"{shown}, groups of {self.group_size}"
+        form = f"{self.bits} bits" if self.mode == "affine" else self.mode
+        return f"{form} in groups of {self.group_size}"
 
 
 def quantization(bits: int | None, group_size: int | None, mode: str | None) -> Quantization:
-    """Return the quantization that these flags mean together; None takes the mode's own value.
+    """Return the quantization that these options request; None takes the mode's default.
 
     Raises:
-        BadRequest: a value out of range, or flags that contradict each other.
+        BadRequest: a value is out of range, or options contradict each other.
     """
     mode = mode or "affine"
     if mode not in MODES:
         raise BadRequest(f"mode is {mode!r}; it needs one of {', '.join(MODES)}")
-    usual_bits, usual_group = MODES[mode]
+    default_bits, default_group = MODES[mode]
     found = Quantization(
-        usual_bits if bits is None else bits,
-        usual_group if group_size is None else group_size,
+        default_bits if bits is None else bits,
+        default_group if group_size is None else group_size,
         mode,
     )
-    if mode != "affine" and found != Quantization(usual_bits, usual_group, mode):
+    if mode != "affine" and found != Quantization(default_bits, default_group, mode):
         raise BadRequest(
-            f"mode {mode} is {usual_bits} bits in groups of {usual_group}, and {found.bits} bits "
-            f"in groups of {found.group_size} were asked for; leave out --bits and --group-size"
+            f"mode {mode} has {default_bits} bits in groups of {default_group}, and the options "
+            f"request {found.bits} bits in groups of {found.group_size}; leave out --bits and "
+            "--group-size"
         )
-    if mode == "affine" and found.bits not in _BITS:
-        raise BadRequest(f"bits is {bits}; affine needs one of {_listed(_BITS)}")
-    if mode == "affine" and found.group_size not in _GROUP_SIZES:
-        raise BadRequest(f"group-size is {group_size}; affine needs one of {_listed(_GROUP_SIZES)}")
+    if mode == "affine" and found.bits not in _AFFINE_BITS:
+        raise BadRequest(f"bits is {bits}; affine needs one of {_listed(_AFFINE_BITS)}")
+    if mode == "affine" and found.group_size not in _AFFINE_GROUP_SIZES:
+        raise BadRequest(
+            f"group-size is {group_size}; affine needs one of {_listed(_AFFINE_GROUP_SIZES)}"
+        )
     return found
 
 
@@ -67,15 +71,41 @@ def _listed(values: tuple[int, ...]) -> str:
     return ", ".join(map(str, values))
 
 
+def is_quantization(entry: Mapping[str, Any]) -> bool:
+    """Return whether a table holds bits, group size and mode in a combination of MLX."""
+    bits, group_size, mode = entry.get("bits"), entry.get("group_size"), entry.get("mode", "affine")
+    if type(bits) is not int or type(group_size) is not int or not isinstance(mode, str):
+        return False
+    if mode == "affine":
+        return bits in _AFFINE_BITS and group_size in _AFFINE_GROUP_SIZES
+    return MODES.get(mode) == (bits, group_size)
+
+
 @dataclass(frozen=True)
 class ConvertConfig:
-    """One conversion: from where, to where, how packed, and what to check.
+    """One conversion: what to convert, where to write it, how to quantize it.
 
-    `source` and `draft` are hub ids, folders or files. `recipe` names a recipe or a TOML file;
-    None takes `uniform`, and `draft` for a draft whose bits nobody gave. `dequantize` undoes the
-    source's quantization first; without bits, mode or recipe the result stays unquantized.
-    `keep_undivided` leaves a weight unquantized where its rows do not split into groups.
-    `shard_bytes` bounds one file of weights.
+    Args:
+        source: hub id, known name, folder or file of the model.
+        out: output folder; None derives a name from source and recipe, in the current folder.
+        draft: draft to convert into the same output; "auto" takes the draft of the known pair.
+        revision: commit or branch of `source` on the hub.
+        draft_revision: commit or branch of `draft` on the hub.
+        bits: bits per weight; None takes the default of the mode.
+        group_size: elements that share a scale; None takes the default of the mode.
+        mode: affine, mxfp4, mxfp8 or nvfp4; None is affine.
+        dtype: type of unquantized tensors and scales; None keeps the source's.
+        recipe: name of a recipe or of a TOML file; None is uniform, or draft for a draft
+            without bits, group size and mode.
+        dequantize: undo the source's quantization first; without bits, group size, mode and
+            recipe the result stays unquantized.
+        keep_undivided: leave a weight unquantized if groups do not divide its rows.
+        verify: compare the result with the source.
+        force: replace a model in the output folder.
+        shard_bytes: largest size of one file of weights, in bytes.
+
+    Raises:
+        BadRequest: a value is out of range, or options contradict each other.
     """
 
     source: str
@@ -100,28 +130,28 @@ class ConvertConfig:
             raise BadRequest(f"dtype is {self.dtype!r}; it needs one of {', '.join(DTYPES)}")
         if self.recipe not in (None, "uniform") and base.mode != "affine":
             raise BadRequest(
-                f"recipe {self.recipe!r} mixes widths and mode {base.mode} has one; leave out one "
-                "of --recipe and --mode"
+                f"recipe {self.recipe!r} mixes numbers of bits and mode {base.mode} has one; leave "
+                "out --recipe or --mode"
             )
         if self.shard_bytes < 1:
             raise BadRequest(f"shard_bytes is {self.shard_bytes}; it needs 1 or more")
         if self.draft_revision and not self.draft:
-            raise BadRequest("draft-revision needs --draft, which says what to take it from")
+            raise BadRequest("draft-revision needs --draft, which names the repository")
 
     @property
     def sets_quantization(self) -> bool:
-        """Whether the caller said how weights are to be packed."""
+        """Whether bits, group size, mode or recipe are given."""
         return any(
             value is not None for value in (self.bits, self.group_size, self.mode, self.recipe)
         )
 
     @property
     def base(self) -> Quantization:
-        """The quantization of every weight that a recipe does not single out."""
+        """The quantization of every weight without an entry in the recipe."""
         return quantization(self.bits, self.group_size, self.mode)
 
     def described(self) -> dict[str, Any]:
-        """The options that shape the output, for the card."""
-        kept = ("bits", "group_size", "mode", "dtype", "recipe", "dequantize", "keep_undivided")
-        values = {name: getattr(self, name) for name in kept}
+        """Return the options that determine the output, for the model card."""
+        names = ("bits", "group_size", "mode", "dtype", "recipe", "dequantize", "keep_undivided")
+        values = {name: getattr(self, name) for name in names}
         return {name: value for name, value in values.items() if value not in (None, False)}

@@ -1,4 +1,4 @@
-"""What a conversion gave: where it lies, its size, and what the check found."""
+"""Results of a plan and of a finished conversion, as tables for `--json` and the report."""
 
 import shutil
 from collections.abc import Sequence
@@ -9,19 +9,24 @@ from typing import Any, Self
 from dflash_mlx.convert.check.verification import VerificationReport
 from dflash_mlx.convert.options import ConvertConfig
 from dflash_mlx.convert.plan.job import ConversionJob
-from dflash_mlx.convert.sources.side_files import REPORT, write_json
-from dflash_mlx.convert.write.cards import unchanged_from
+from dflash_mlx.convert.sources.side_files import REPORT
+from dflash_mlx.convert.write.cards import unchanged_source, write_table
 from dflash_mlx.convert.write.destination import output_folder
 from dflash_mlx.hub.download import free_bytes
 
-_OF_THIS_RUN = ("seconds", "peak_bytes", "worst")
+_VARIABLE = ("seconds", "peak_bytes", "worst")
+"""Fields that differ from run to run, or follow from others; the report leaves them out."""
 
 
 @dataclass(frozen=True)
 class ConversionOutcome:
-    """A finished conversion. `checks` has one entry per job, or none without verification.
+    """A finished conversion.
 
-    `unchanged` says that every weight was copied bit for bit.
+    Args:
+        out: the output folder.
+        jobs: what was converted.
+        checks: one report per job; empty without verification.
+        unchanged: whether every weight was copied bit for bit.
     """
 
     out: Path
@@ -38,20 +43,20 @@ class ConversionOutcome:
         return cls(out, tuple(jobs), tuple(checks), unchanged)
 
     def write(self, folder: Path) -> None:
-        """Write the report into `folder`; the same conversion always writes the same bytes."""
-        if kept := unchanged_from(self.jobs):
-            shutil.copyfile(kept / REPORT, folder / REPORT)
+        """Write the report into `folder`; equal conversions write equal bytes."""
+        if source := unchanged_source(self.jobs):
+            shutil.copyfile(source / REPORT, folder / REPORT)
             return
         models = {}
-        for place, job in enumerate(self.jobs):
-            models[job.folder or "."] = described(job)
+        for number, job in enumerate(self.jobs):
+            models[job.folder or "."] = _facts(job)
             if self.checks:
-                models[job.folder or "."]["check"] = _stored(self.checks[place])
-        write_json(folder / REPORT, {"format": 1, "models": models})
+                models[job.folder or "."]["check"] = _report(self.checks[number])
+        write_table(folder / REPORT, {"format": 1, "models": models})
 
     def table(self) -> dict[str, Any]:
-        """The outcome as one JSON object, timings included."""
-        models = [described(job) for job in self.jobs]
+        """Return the outcome as one JSON object, with timings."""
+        models = [_facts(job) for job in self.jobs]
         for model, check in zip(models, self.checks, strict=False):
             found = asdict(check)
             del found["errors"]
@@ -60,27 +65,27 @@ class ConversionOutcome:
 
 
 def plan_table(config: ConvertConfig, jobs: Sequence[ConversionJob]) -> dict[str, Any]:
-    """Return what a conversion would do as one JSON object; sizes are in bytes.
+    """Return a planned conversion as one JSON object; sizes are in bytes.
 
-    `disk_bytes` are needed beside the source, `peak_bytes` of memory without verification.
+    `disk_bytes` is the size of the result, `peak_bytes` the memory without verification.
     """
     out = output_folder(config, jobs)
     return {
         "out": str(out),
-        "models": [described(job) | {"described": job.source.described()} for job in jobs],
+        "models": [_facts(job) | {"described": job.source.described()} for job in jobs],
         "disk_bytes": sum(job.plan.n_bytes for job in jobs),
         "free_bytes": free_bytes(out),
         "peak_bytes": max(job.peak_bytes for job in jobs),
     }
 
 
-def described(job: ConversionJob) -> dict[str, Any]:
-    """Return the facts of one job: what it reads, what it writes, what that takes."""
+def _facts(job: ConversionJob) -> dict[str, Any]:
+    """Return what a job reads and writes."""
     return {
         "kind": job.source.kind,
         "form": job.source.form,
         "source": job.source.name,
-        "revision": job.source.located.revision,
+        "revision": job.source.location.revision,
         "recipe": job.recipe.name if job.recipe else None,
         "quantization": job.plan.quantization,
         "left_plain": list(job.plan.left_plain),
@@ -93,8 +98,8 @@ def described(job: ConversionJob) -> dict[str, Any]:
     }
 
 
-def _stored(check: VerificationReport) -> dict[str, Any]:
-    found = {name: value for name, value in asdict(check).items() if name not in _OF_THIS_RUN}
+def _report(check: VerificationReport) -> dict[str, Any]:
+    found = {name: value for name, value in asdict(check).items() if name not in _VARIABLE}
     found["errors"] = {
         error.name: {"relative": error.relative, "largest": error.largest}
         for error in check.errors

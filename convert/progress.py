@@ -1,25 +1,25 @@
-"""How far a conversion has come, told to whoever wants to show it."""
+"""Progress reports of a conversion. This module must not know how they are displayed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Phase = Literal["plan", "calibrate", "write", "shard", "files", "check", "publish"]
+ConversionPhase = Literal["plan", "calibrate", "write", "shard", "files", "check", "publish"]
 
 
 @dataclass(frozen=True)
 class ConversionProgress:
-    """One report: `done` of `total`, bytes while writing and checking, else steps."""
+    """One report: `done` of `total`, in source bytes for "write" and "check", else in steps."""
 
-    phase: Phase
+    phase: ConversionPhase
     done: int
     total: int
     detail: str = ""
 
 
 ProgressCallback = Callable[[ConversionProgress], None]
-"""Called from whichever thread got further; it must be quick."""
+"""Called from worker threads; it must return quickly."""
 
 
 def ignore_progress(_: ConversionProgress) -> None:
-    """Nobody wants to know."""
+    """Discard the report."""

@@ -1,6 +1,6 @@
-"""Converts target and draft checkpoints into quantized MLX folders, in bounded memory.
+"""Plans and runs a whole conversion: open the sources, plan, write, check, publish.
 
-It must not know the command line, threads of others or models that answer requests.
+It must not know how any of these steps works.
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,11 @@ from dflash_mlx.system.paths import typed_path
 def plan_conversion(
     config: ConvertConfig, watch: ProgressCallback = ignore_progress
 ) -> list[ConversionJob]:
-    """Return what a conversion would do, the target first, nothing written.
+    """Return the jobs of a conversion, the target's first. Nothing is written.
 
     Raises:
-        DFlashError: the source cannot be converted as asked; the message says what to do.
+        DFlashError: the source cannot be converted with these options; the message says what to
+            change.
     """
     if config.out:
         check_replaceable(typed_path(config.out), config.force)
@@ -37,14 +38,19 @@ def convert(
     watch: ProgressCallback = ignore_progress,
     jobs: Sequence[ConversionJob] | None = None,
 ) -> ConversionOutcome:
-    """Convert, and return where the result lies and how much was lost.
+    """Run a conversion and return its output folder and the results of the check.
 
-    `jobs` is a plan made before by `plan_conversion` with the same configuration. Stopped at any
-    point, the same call goes on where it stopped.
+    An interrupted conversion resumes when it is called again with the same configuration.
+
+    Args:
+        config: what to convert and how.
+        watch: receives progress reports, from worker threads too.
+        jobs: the result of `plan_conversion` with the same configuration, if already computed.
 
     Raises:
-        DFlashError: the source is bad, or the output may not be written; nothing is left behind.
-        OutOfDisk: the disk is full; the call resumes after room was made.
+        DFlashError: the source is invalid, or the output folder cannot be written; partial
+            output is removed.
+        OutOfDisk: the disk is full; finished files are kept and the same call resumes.
     """
     jobs = list(jobs or plan_conversion(config, watch))
     out = output_folder(config, jobs)

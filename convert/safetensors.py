@@ -1,4 +1,4 @@
-"""Safetensors files read by row range; headers and index are checked by `loading.safetensors`."""
+"""Tensors of safetensors files, readable by row range. `loading.safetensors` checks the headers."""
 
 import os
 import sys
@@ -18,12 +18,13 @@ from dflash_mlx.errors import BadCheckpoint
 from dflash_mlx.loading.safetensors import TensorEntry, read_checkpoint, read_header
 
 _LONG_READ = 1 << 20
-"""Bytes of a read that is one of many, rather than of a header or a single row."""
+"""Bytes from which on a read is one chunk of many, rather than a header or a single row."""
 _READS_AHEAD = 4
+"""Chunks announced to the kernel: two for each of the two worker threads."""
 
 
 class File:
-    """An open file that is read at positions; safe to share between threads."""
+    """An open file that is read at positions; threads may share it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -31,21 +32,36 @@ class File:
             self._descriptor = os.open(path, os.O_RDONLY)
         except OSError as error:
             raise BadCheckpoint(
-                f"{path} cannot be read ({error.strerror}); fetch it again"
+                f"{path} cannot be read ({error.strerror}); download it again"
             ) from error
         self.size = os.fstat(self._descriptor).st_size
 
     def read(self, position: int, n_bytes: int) -> bytes:
-        """Return exactly `n_bytes` bytes from `position`."""
+        """Return exactly `n_bytes` bytes from `position`.
+
+        Raises:
+            BadCheckpoint: the file ends earlier, or the disk fails.
+        """
+        if position < 0 or position + n_bytes > self.size:
+            raise BadCheckpoint(
+                f"{self.path} has {self.size} bytes and needs {position + n_bytes}; download it "
+                "again"
+            )
         if n_bytes >= _LONG_READ and sys.platform == "linux":
-            # the disk works while we compute, if it knows what comes next
+            # the disk reads the next chunks while this one is computed
             ahead = position + n_bytes, _READS_AHEAD * n_bytes
             os.posix_fadvise(self._descriptor, *ahead, os.POSIX_FADV_WILLNEED)
         parts = []
         while n_bytes:
-            part = os.pread(self._descriptor, n_bytes, position)
+            try:
+                part = os.pread(self._descriptor, n_bytes, position)
+            except OSError as error:
+                raise BadCheckpoint(
+                    f"{self.path} cannot be read at byte {position} ({error.strerror}); check the "
+                    "disk, then download it again"
+                ) from error
             if not part:
-                raise BadCheckpoint(f"{self.path} ended at byte {position}; fetch it again")
+                raise BadCheckpoint(f"{self.path} ended at byte {position}; download it again")
             parts.append(part)
             position += len(part)
             n_bytes -= len(part)
@@ -58,7 +74,7 @@ class File:
 
 @dataclass(frozen=True)
 class StoredRows:
-    """A tensor inside a file, its first byte at `position`."""
+    """A tensor inside a file; `position` is the offset of its first byte."""
 
     file: File
     position: int
@@ -74,11 +90,11 @@ class StoredRows:
 
 
 def read_file(path: Path) -> dict[str, Rows]:
-    """Return the tensors of one file by name, none of them read.
+    """Return the tensors of one file by name; no weight is read.
 
     Raises:
-        BadCheckpoint: the header is malformed, or points outside the file or into another tensor.
-        UnsupportedModel: a tensor has a type that MLX cannot hold.
+        BadCheckpoint: the header is malformed or does not describe the file.
+        UnsupportedModel: a tensor has an element type that MLX cannot hold.
     """
     return _rows(File(path), read_header(path))
 
@@ -87,7 +103,7 @@ def read_folder(folder: Path) -> dict[str, Rows]:
     """Return the tensors of a folder by name: those of its index, or of its only file.
 
     Raises:
-        BadCheckpoint: a shard is missing, or the index names what is not there.
+        BadCheckpoint: a shard is missing, or the index contradicts the shards.
     """
     tensors: dict[str, Rows] = {}
     for name, entries in read_checkpoint(folder).items():

@@ -1,9 +1,7 @@
-"""Tensors as rows that are read when asked for: what every source offers and every step takes.
+"""Tensors that are read by row range, the interface between all steps of a conversion.
 
-A row is a vector along the last axis; a tensor [..., n, w] counts as prod(...) * n rows of w
-elements, and one without leading axes as a single row. Quantization works inside rows, so row
-ranges are all that a conversion ever holds. Values travel as NumPy arrays of the same width
-("carriers"), because NumPy has no bfloat16. Dtypes have the names of the safetensors format.
+Quantization works inside rows, so a conversion holds only row ranges in memory. Dtypes have the
+names of the safetensors format. A tensor without leading axes is a single row.
 """
 
 import math
@@ -15,6 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 Carrier = np.ndarray[Any, np.dtype[Any]]
+"""Rows [n, width] as a NumPy array of the same bits; bfloat16 is uint16, for NumPy lacks it."""
 
 _CARRIERS: dict[str, type[np.generic]] = {
     **{"BOOL": np.bool_, "U8": np.uint8, "I8": np.int8, "F8_E4M3": np.uint8, "F8_E5M2": np.uint8},
@@ -27,12 +26,13 @@ _MLX: dict[str, mx.Dtype] = {
     **{"U32": mx.uint32, "I32": mx.int32, "F32": mx.float32, "U64": mx.uint64, "I64": mx.int64},
 }
 _EXPONENTS = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000}
-"""Bits of the exponent; all of them set means NaN or infinity."""
+"""The exponent bits; all of them are set in NaN and infinity."""
 
 FLOATS = ("F32", "F16", "BF16")
 FLOAT_NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 CHUNK_BYTES = 8 << 20
-"""Source bytes that one step of a conversion holds."""
+"""Source bytes of one row range: 8 MiB, enough for full disk throughput, with ten of them in
+memory at a time."""
 
 
 class Rows(Protocol):
@@ -47,31 +47,31 @@ class Rows(Protocol):
         """Shape as MLX will see it."""
 
     def read(self, start: int, stop: int) -> Carrier:
-        """Return rows `start` to `stop` as a carrier array [stop - start, width]."""
+        """Return rows `start` to `stop` as an array [stop - start, width]."""
 
 
 def item_bytes(dtype: str) -> int:
-    """Bytes of one element."""
+    """Return the bytes of one element."""
     return np.dtype(_CARRIERS[dtype]).itemsize
 
 
 def row_count(shape: Sequence[int]) -> int:
-    """Number of rows of a tensor of this shape."""
+    """Return the number of rows of a tensor of this shape."""
     return math.prod(shape[:-1])
 
 
 def row_width(shape: Sequence[int]) -> int:
-    """Elements of one row."""
+    """Return the number of elements of one row."""
     return shape[-1] if shape else 1
 
 
 def n_bytes(dtype: str, shape: Sequence[int]) -> int:
-    """Bytes of a whole tensor."""
+    """Return the bytes of a tensor."""
     return math.prod(shape) * item_bytes(dtype)
 
 
 def chunks(rows: Rows, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, int]]:
-    """Yield ranges of rows that cover the tensor, each of about `chunk_bytes`."""
+    """Yield row ranges (start, stop) that cover the tensor, each of about `chunk_bytes` bytes."""
     total = row_count(rows.shape)
     step = max(1, chunk_bytes // max(1, row_width(rows.shape) * item_bytes(rows.dtype)))
     for start in range(0, total, step):
@@ -85,16 +85,16 @@ def from_bytes(raw: bytes, dtype: str, width: int) -> Carrier:
 
 
 def to_mlx(values: Carrier, dtype: str) -> mx.array:
-    """Return a carrier array as the MLX array it stands for."""
+    """Return the MLX array with the values of a carrier."""
     array = mx.array(values)
     return array.view(mx.bfloat16) if dtype == "BF16" else array
 
 
 def from_mlx(array: mx.array) -> Carrier:
-    """Return the carrier of an MLX array, evaluating it; both share their memory."""
+    """Evaluate an MLX array and return its carrier; both share their memory."""
     if array.dtype == mx.bfloat16:
         array = array.view(mx.uint16)
-    mx.eval(array)  # which lets other threads run meanwhile; NumPy's conversion does not
+    mx.eval(array)  # releases the GIL, which NumPy's conversion does not
     carrier: Carrier = np.asarray(array)
     return carrier
 
@@ -110,10 +110,10 @@ def dtype_name(dtype: mx.Dtype) -> str:
 
 
 def is_finite(values: Carrier, dtype: str) -> bool:
-    """Whether no element is NaN or infinite; integers always are finite."""
+    """Return whether no element is NaN or infinite; integers always are finite."""
     if dtype not in _EXPONENTS or not values.size:
         return True
-    # as whole numbers, the special values are the largest of either sign; no copy is needed
+    # read as integers, NaN and infinity are the largest of either sign; this needs no copy
     special = _EXPONENTS[dtype]
     signed, unsigned = (np.int16, np.uint16) if item_bytes(dtype) == 2 else (np.int32, np.uint32)
     sign = 1 << (8 * item_bytes(dtype) - 1)
@@ -122,19 +122,19 @@ def is_finite(values: Carrier, dtype: str) -> bool:
 
 
 def numbers(scalars: Sequence[mx.array]) -> list[float]:
-    """Return the values of some scalars, evaluated together."""
+    """Evaluate scalars together and return their values."""
     return [float(value) for value in np.array(mx.stack(list(scalars)).astype(mx.float32))]
 
 
 def read_all(rows: Rows) -> mx.array:
-    """Return the whole tensor; for tensors known to be small, and for layers under test."""
+    """Return the whole tensor. Use it for small tensors only."""
     values = rows.read(0, row_count(rows.shape))
     return to_mlx(values, rows.dtype).reshape(rows.shape)
 
 
 @dataclass(frozen=True)
 class Run:
-    """`count` rows of `rows`, from `start`, every `step`-th."""
+    """`count` rows of `rows`: every `step`-th, from `start` on."""
 
     rows: Rows
     start: int
@@ -151,7 +151,7 @@ class Run:
 
 @dataclass(frozen=True)
 class JoinedRows:
-    """A tensor made of runs of other tensors' rows, one after another."""
+    """A tensor that consists of runs of other tensors' rows."""
 
     runs: tuple[Run, ...]
     dtype: str
@@ -173,7 +173,7 @@ class JoinedRows:
 
 @dataclass(frozen=True)
 class RegroupedRows:
-    """The same bytes as rows of another width or element type, without a copy of the tensor."""
+    """The bytes of a tensor as rows of another length or element type."""
 
     rows: Rows
     dtype: str

@@ -1,21 +1,23 @@
-"""A finished folder to the hub, after the user said yes to what becomes public."""
+"""Uploads a finished conversion to the hub after the user has confirmed it."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from shlex import quote
 
 from dflash_mlx.convert.sources.side_files import REPORT
 from dflash_mlx.errors import BadRequest, DownloadFailed
+from dflash_mlx.system.foreign import quoted, reading, reason
+from dflash_mlx.system.json_file import read_json
 
-Ask = Callable[[str], bool]
+Confirm = Callable[[str], bool]
+"""Shows a question and returns whether the user agrees."""
 
 
 def check_repository(repository: str) -> None:
-    """Check a repository's name, before hours are spent on what goes there.
+    """Check the name of a repository; call it before the conversion starts.
 
     Raises:
-        BadRequest: the hub cannot have a repository of that name.
+        BadRequest: the hub does not allow the name.
     """
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
@@ -23,27 +25,28 @@ def check_repository(repository: str) -> None:
     try:
         validate_repo_id(repository)
     except HFValidationError as error:
-        raise BadRequest(f"{repository!r} is no repository name; give owner/name") from error
+        raise BadRequest(
+            f"upload is {quoted(repository)}; it needs a repository name of the form owner/name"
+        ) from error
 
 
-def upload_folder(folder: Path, repository: str, ask: Ask) -> str | None:
-    """Upload `folder` and return the address of its page; None if `ask` was answered no.
+def upload_folder(folder: Path, repository: str, confirm: Confirm) -> str | None:
+    """Upload `folder` and return the address of its page; None if `confirm` returns False.
 
     Raises:
-        BadRequest: the folder is no finished conversion, or the name is none.
-        DownloadFailed: the hub refused or cannot be reached.
+        BadRequest: the folder is not a finished conversion, or the name is not allowed.
+        DownloadFailed: the hub refuses or cannot be reached.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
 
     check_repository(repository)
     if not (folder / REPORT).is_file():
-        raise BadRequest(f"{folder} is no finished conversion; convert first, then upload")
+        raise BadRequest(f"{folder} is not a finished conversion; convert the model first")
     n_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    sources = [model["source"] for model in _models(folder)]
-    if not ask(
-        f"Upload {n_bytes / 1e9:.2f} GB, made from {', '.join(sources)}, to {repository}, which "
-        "anybody can read? Check that the licence allows it."
+    if not confirm(
+        f"Upload {n_bytes / 1e9:.2f} GB, converted from {', '.join(_sources(folder))}, to "
+        f"{repository}, which anybody can read? Check that the licence allows it."
     ):
         return None
     api = HfApi()
@@ -51,14 +54,17 @@ def upload_folder(folder: Path, repository: str, ask: Ask) -> str | None:
         api.create_repo(repository, exist_ok=True)
         api.upload_folder(repo_id=repository, folder_path=folder)
     except (HfHubHTTPError, HTTPError, OSError) as error:
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DownloadFailed(
-            f"{repository} could not be written ({why}); {folder} is finished. Log in with: hf "
-            f"auth login, then: hf upload {repository} {quote(str(folder))}"
+            f"{repository} cannot be written ({reason(error)}); the conversion in {folder} is "
+            f"complete. Log in with: hf auth login, then: hf upload {repository} "
+            f"{quote(str(folder))}"
         ) from error
     return f"{api.endpoint}/{repository}"
 
 
-def _models(folder: Path) -> list[dict[str, str]]:
-    models: dict[str, dict[str, str]] = json.loads((folder / REPORT).read_text())["models"]
-    return list(models.values())
+def _sources(folder: Path) -> list[str]:
+    """Return the names of the models that a folder was converted from, from its report."""
+    path = folder / REPORT
+    with reading(path, "the conversion report", "convert the model again with --force"):
+        models = read_json(path)["models"]
+        return [str(model["source"]) for model in models.values()]

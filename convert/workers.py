@@ -1,7 +1,6 @@
-"""A few threads that share one list of jobs; the first failure stops all of them.
+"""Runs work on a shared iterator of items in a few threads; the first failure stops all of them.
 
-Reading, packing and writing overlap because each thread does all three for its own rows. MLX's
-streams belong to the thread that made them, so a thread gives its own back when it ends.
+Each thread reads, quantizes and writes its own rows, so that these three steps overlap.
 """
 
 import threading
@@ -13,13 +12,17 @@ import mlx.core as mx
 
 Item = TypeVar("Item")
 N_WORKERS = 2
+"""Two threads hide the disk behind the computation. Each one adds about five chunks of memory."""
 
 
-def run_all(jobs: Iterator[Item], work: Callable[[Item], None], n_workers: int = N_WORKERS) -> None:
-    """Call `work` on every job, in order of taking, from `n_workers` threads.
+def run_all(
+    items: Iterator[Item], work: Callable[[Item], None], n_workers: int = N_WORKERS
+) -> None:
+    """Call `work` on every item from `n_workers` threads; items are taken in order.
 
-    The first exception of a job is raised here after all threads have ended; so is an interrupt
-    of the caller.
+    Raises:
+        BaseException: the first failure of `work`, or an interrupt of the caller, after all
+            threads have ended.
     """
     taking = threading.Lock()
     stopped = threading.Event()
@@ -28,13 +31,13 @@ def run_all(jobs: Iterator[Item], work: Callable[[Item], None], n_workers: int =
         try:
             while not stopped.is_set():
                 with taking:
-                    job = next(jobs, None)
-                if job is None:
+                    item = next(items, None)
+                if item is None:
                     break
-                work(job)
+                work(item)
         finally:
             stopped.set()
-            mx.clear_streams()
+            mx.clear_streams()  # MLX keeps the streams of a thread until the thread clears them
 
     with ThreadPoolExecutor(n_workers) as pool:
         running = [pool.submit(loop) for _ in range(n_workers)]

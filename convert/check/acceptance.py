@@ -1,4 +1,4 @@
-"""What quantizing a draft costs: acceptance and tokens per round before and after, on its pair."""
+"""Measures what quantizing a draft costs: acceptance and tokens per round before and after."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,15 +20,17 @@ from dflash_mlx.models.draft.build import bind
 from dflash_mlx.models.draft.dflash import BoundDraft
 from dflash_mlx.models.pair import Pair
 from dflash_mlx.models.targets.model_types import is_supported
+from dflash_mlx.system.foreign import quoted
 
 _N_TOKENS = 32
+"""Tokens per prompt. The check then takes minutes on a CPU (501 s in docs/convert.md)."""
 
 
 @dataclass(frozen=True)
 class DraftComparison:
-    """Greedy decoding of the bundled prompts with the source's draft and with the result.
+    """Greedy decoding of the sample prompts with the source's draft and with the result.
 
-    acceptance = accepted / drafted tokens; tokens_per_round = committed tokens / rounds.
+    acceptance is accepted / drafted tokens; tokens_per_round is committed tokens / rounds.
     """
 
     acceptance_before: float
@@ -41,14 +43,16 @@ class DraftComparison:
 def compare_drafts(
     job: ConversionJob, jobs: Sequence[ConversionJob], folder: Path, watch: ProgressCallback
 ) -> tuple[DraftComparison | None, str | None]:
-    """Return the acceptance of a finished draft with the target beside it, or why it was not
-    measured. Both models are in memory for it, as when they are used.
+    """Return the comparison of a written draft with its source and None, or None and the reason.
+
+    Target and draft are loaded completely, as for generation.
     """
     targets = [other for other in jobs if other.draft is None]
     if not targets:
-        return None, "its target is not here; convert the pair, target first, with --draft"
+        return None, "its target is not part of this conversion; convert both with --draft"
     if not is_supported(dict(targets[0].config)):
-        return None, f"the runtime does not walk {targets[0].config.get('model_type')!r}"
+        family = quoted(targets[0].config.get("model_type"))
+        return None, f"the runtime does not support targets of family {family}"
     compute = compute_here()
     target = load_target(folder / targets[0].folder, compute)
     before = _measure(target, _from_rows(job, target, compute), "before", watch)
@@ -59,7 +63,7 @@ def compare_drafts(
 
 
 def _from_rows(job: ConversionJob, target: LoadedTarget, compute: Compute) -> BoundDraft:
-    """Return the draft as its source has it, whatever layout its files have."""
+    """Return the draft with the values of its source."""
     assert job.draft is not None
     values: Mapping[str, Rows] = job.values
     model = draft_module(job.draft, values)
@@ -71,18 +75,18 @@ def _from_rows(job: ConversionJob, target: LoadedTarget, compute: Compute) -> Bo
 def _measure(
     target: LoadedTarget, draft: BoundDraft, when: str, watch: ProgressCallback
 ) -> tuple[float, float]:
-    """Return acceptance and tokens per round over the bundled prompts."""
+    """Return acceptance and tokens per round over the sample prompts."""
     accepted = drafted = committed = rounds = 0
     for number, prompt in enumerate(PROMPTS, 1):
         pair = Pair(target.target, draft)
-        for done in greedy_rounds(pair, _ids(target, prompt), _N_TOKENS):
+        for done in greedy_rounds(pair, _prompt_ids(target, prompt), _N_TOKENS):
             accepted, drafted = accepted + done.accepted, drafted + done.drafted
             committed, rounds = committed + len(done.tokens), rounds + 1
         watch(ConversionProgress("check", number, len(PROMPTS), f"decoding {when}"))
     return accepted / max(1, drafted), committed / max(1, rounds)
 
 
-def _ids(target: LoadedTarget, prompt: str) -> list[int]:
+def _prompt_ids(target: LoadedTarget, prompt: str) -> list[int]:
     tokenizer = target.tokenizer
     if not tokenizer.has_template:
         return tokenizer.encode(prompt)

@@ -1,7 +1,6 @@
-"""How far a converted target's next-token distribution is from its source's, on one text.
+"""Compares the next-token distributions of a converted target and its source on the sample text.
 
-Both are walked layer by layer side by side, and the vocabulary is passed in chunks of rows, so
-neither all layers nor all logits are ever in memory.
+Both run layer by layer, and logits are computed in chunks of the vocabulary, to bound the memory.
 """
 
 from collections.abc import Mapping
@@ -15,16 +14,16 @@ from dflash_mlx.convert.plan.layer_runner import LayerRunner
 from dflash_mlx.convert.plan.packed_source import DequantizedRows
 from dflash_mlx.convert.plan.weights import packed_settings
 from dflash_mlx.convert.progress import ConversionProgress, ProgressCallback
-from dflash_mlx.convert.sources.sample_text import TEXT
-from dflash_mlx.convert.sources.tokens import sample_tokens
+from dflash_mlx.convert.sources.sample_text import TEXT, sample_tokens
 from dflash_mlx.convert.tensors import Rows, chunks, numbers, to_mlx
 from dflash_mlx.errors import UnsupportedModel
 
 
 @dataclass(frozen=True)
 class TargetComparison:
-    """Kullback-Leibler divergence in nats of the result from the source, and how often both
-    would choose the same token, over `n_tokens` positions.
+    """Kullback-Leibler divergence of the result from the source over `n_tokens` positions, in nats.
+
+    `top1_agreement` is the share of positions at which both have the same most likely token.
     """
 
     mean_kl: float
@@ -36,27 +35,27 @@ class TargetComparison:
 def compare_targets(
     job: ConversionJob, written: Mapping[str, Rows], folder: Path, watch: ProgressCallback
 ) -> tuple[TargetComparison | None, str | None]:
-    """Return the divergence of a finished target in `folder`, or why it was not measured."""
+    """Return the comparison of a written target in `folder` and None, or None and the reason."""
     if job.plan.unchanged():
-        return None, "every weight is the source's own"
+        return None, "every weight is a copy of the source's"
     tokens = sample_tokens(folder, TEXT)
     if tokens is None:
-        return None, "the source has no tokenizer"
+        return None, "the source has no usable tokenizer"
     try:
-        walk = LayerRunner(job.source.config, job.source.name)
+        runner = LayerRunner(job.source.config, job.source.name)
     except UnsupportedModel as error:
         return None, str(error)
     after = _result_values(job, written)
-    hidden = [walk.embed(job.values, tokens), walk.embed(after, tokens)]
-    for index in range(walk.n_layers):
+    hidden = [runner.embed(job.values, tokens), runner.embed(after, tokens)]
+    for index in range(runner.n_layers):
         for side, values in enumerate((job.values, after)):
-            walk.fill(index, values)
-            hidden[side] = walk.run(index, hidden[side])
-            walk.empty(index)
+            runner.fill(index, values)
+            hidden[side] = runner.run(index, hidden[side])
+            runner.empty(index)
         mx.clear_cache()
-        watch(ConversionProgress("check", index + 1, walk.n_layers, "layers against the source"))
-    normed = [walk.norm(job.values, hidden[0]), walk.norm(after, hidden[1])]
-    return divergence(walk.head(job.values), walk.head(after), normed[0], normed[1]), None
+        watch(ConversionProgress("check", index + 1, runner.n_layers, "layers against the source"))
+    normed = [runner.norm(job.values, hidden[0]), runner.norm(after, hidden[1])]
+    return divergence(runner.head(job.values), runner.head(after), normed[0], normed[1]), None
 
 
 def _result_values(job: ConversionJob, written: Mapping[str, Rows]) -> dict[str, Rows]:
@@ -73,7 +72,7 @@ def _result_values(job: ConversionJob, written: Mapping[str, Rows]) -> dict[str,
 
 
 class _Softmax:
-    """Maximum, sum and best token of logits [n, V] that come in chunks of the vocabulary."""
+    """Running maximum, sum and best token of logits [n, V] in chunks of the vocabulary."""
 
     def __init__(self, n_tokens: int) -> None:
         self.highest = mx.full((n_tokens,), -mx.inf)
@@ -81,7 +80,7 @@ class _Softmax:
         self.best = mx.zeros((n_tokens,), dtype=mx.int32)
 
     def add(self, logits: mx.array, first: int) -> mx.array:
-        """Take logits [n, v] of the tokens from `first`; return the factor for earlier sums."""
+        """Add logits [n, v] of the tokens from `first` on; return the factor for earlier sums."""
         top = logits.max(axis=-1)
         self.best = mx.where(top > self.highest, first + logits.argmax(axis=-1), self.best)
         highest = mx.maximum(self.highest, top)
@@ -99,18 +98,19 @@ class _Softmax:
 def divergence(
     source_head: Rows, result_head: Rows, source_hidden: mx.array, result_hidden: mx.array
 ) -> TargetComparison:
-    """Return the divergence of two heads [V, D] over two normed hidden states [n, D]."""
+    """Return the comparison of two heads [V, D] applied to two normed hidden states [n, D]."""
     source, result = _Softmax(len(source_hidden)), _Softmax(len(result_hidden))
-    moved = mx.zeros((len(source_hidden),))  # sum of exp(s - max s) (s - r), logits s and r
+    # sum of exp(s - max s) (s - r) for logits s of the source and r of the result
+    weighted = mx.zeros((len(source_hidden),))
     for start, stop in chunks(source_head):
         logits = source_hidden @ _floats(source_head, start, stop).T
         others = result_hidden @ _floats(result_head, start, stop).T
         scale = source.add(logits, start)
         result.add(others, start)
         weights = mx.exp(logits - source.highest[:, None])
-        moved = moved * scale + (weights * (logits - others)).sum(axis=-1)
-        mx.eval(moved, *vars(source).values(), *vars(result).values())
-    kl = mx.maximum(moved / source.total - source.log_total + result.log_total, 0)
+        weighted = weighted * scale + (weights * (logits - others)).sum(axis=-1)
+        mx.eval(weighted, *vars(source).values(), *vars(result).values())
+    kl = mx.maximum(weighted / source.total - source.log_total + result.log_total, 0)
     same = (source.best == result.best).astype(mx.float32)
     mean, largest, agreement = numbers([kl.mean(), kl.max(), same.mean()])
     return TargetComparison(mean, largest, agreement, len(source_hidden))

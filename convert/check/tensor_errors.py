@@ -1,7 +1,4 @@
-"""Whether the files hold what the plan said, and how far their values are from the source's.
-
-Both sides are read again, from the disk, by row range.
-"""
+"""Compares the written tensors with the plan and with the source, both read from the disk."""
 
 import math
 import threading
@@ -12,9 +9,9 @@ from pathlib import Path
 import mlx.core as mx
 
 from dflash_mlx.convert import safetensors
+from dflash_mlx.convert.plan.files import PlannedTensor
 from dflash_mlx.convert.plan.job import ConversionJob
 from dflash_mlx.convert.plan.packed_source import DequantizedRows
-from dflash_mlx.convert.plan.weights import PlannedTensor
 from dflash_mlx.convert.tensors import FLOATS, Rows, chunks, item_bytes, numbers, row_width, to_mlx
 from dflash_mlx.convert.workers import run_all
 from dflash_mlx.errors import BadCheckpoint
@@ -22,10 +19,10 @@ from dflash_mlx.errors import BadCheckpoint
 
 @dataclass(frozen=True)
 class TensorError:
-    """How far one tensor is from its source.
+    """Difference between a tensor and its source.
 
-    `relative` is the root mean square of the difference by that of the source; `largest` is the
-    largest difference of one value.
+    `relative` is the root mean square of the difference divided by that of the source;
+    `largest` is the largest absolute difference of one value.
     """
 
     name: str
@@ -34,10 +31,10 @@ class TensorError:
 
 
 def check_names(job: ConversionJob, folder: Path) -> dict[str, Rows]:
-    """Return the written tensors, every one of the plan there once in its type and shape.
+    """Return the written tensors after checking them against the plan.
 
     Raises:
-        BadCheckpoint: the files differ from the plan, so that something wrote into them.
+        BadCheckpoint: names, types or shapes differ from the plan: another program changed them.
     """
     written: dict[str, Rows] = {}
     for shard in job.plan.shards:
@@ -47,19 +44,22 @@ def check_names(job: ConversionJob, folder: Path) -> dict[str, Rows]:
         part, rows = wanted.get(name), written.get(name)
         if not part or not rows or (part.dtype, part.shape) != (rows.dtype, rows.shape):
             raise BadCheckpoint(
-                f"{folder}: {name} is {rows and rows.shape} and should be {part and part.shape}; "
-                "something else wrote into the folder, convert again with --force"
+                f"{folder}: {name} has the shape {rows and rows.shape} and needs "
+                f"{part and part.shape}; another program changed the folder, convert again with "
+                "--force"
             )
     return written
 
 
-def measure(
+def measure_errors(
     job: ConversionJob, written: dict[str, Rows], advance: Callable[[int], None]
 ) -> list[TensorError]:
     """Return the error of every tensor, in the order of the plan.
 
+    `advance` is called with the number of source bytes that were compared.
+
     Raises:
-        BadCheckpoint: a tensor that was only copied reads back differently.
+        BadCheckpoint: a tensor that was copied reads back differently.
     """
     sums: dict[str, list[tuple[float, float, float]]] = {
         output.name: [] for output in job.plan.outputs
@@ -81,13 +81,13 @@ def _pieces(
     job: ConversionJob, written: dict[str, Rows]
 ) -> Iterator[tuple[PlannedTensor, Rows, int, int]]:
     for output in job.plan.outputs:
-        result = result_rows(output, written)
+        result = _result_rows(output, written)
         for start, stop in chunks(output.rows):
             yield output, result, start, stop
 
 
-def result_rows(output: PlannedTensor, written: dict[str, Rows]) -> Rows:
-    """Return an output's values as they will be used: those of the file, unpacked."""
+def _result_rows(output: PlannedTensor, written: dict[str, Rows]) -> Rows:
+    """Return the written values of a planned tensor, dequantized."""
     if output.quantization is None:
         return written[output.name]
     return DequantizedRows(
@@ -108,7 +108,7 @@ def _difference(
         if ours.tobytes() != theirs.tobytes():
             raise BadCheckpoint(
                 f"{output.name} reads back differently between rows {start} and {stop}; the disk "
-                "is failing or full, convert again with --force"
+                "fails or is full, check it and convert again with --force"
             )
         if output.rows.dtype not in FLOATS:
             return 0.0, 0.0, 0.0
@@ -120,7 +120,7 @@ def _difference(
 
 
 def _error(name: str, parts: list[tuple[float, float, float]]) -> TensorError:
-    # fsum, because the parts arrive in any order and the report must not depend on it
+    # fsum is independent of the order in which threads deliver the parts
     difference = math.fsum(part[0] for part in parts)
     size = math.fsum(part[1] for part in parts)
     largest = max((part[2] for part in parts), default=0.0)

@@ -1,4 +1,4 @@
-"""The whole check of one finished model: complete, and this far from its source."""
+"""Verifies one finished model: all tensors are present, and how far they are from the source."""
 
 import resource
 import sys
@@ -10,18 +10,29 @@ from typing import Any
 
 from dflash_mlx.convert.check.acceptance import DraftComparison, compare_drafts
 from dflash_mlx.convert.check.divergence import TargetComparison, compare_targets
-from dflash_mlx.convert.check.tensor_errors import TensorError, check_names, measure
+from dflash_mlx.convert.check.tensor_errors import TensorError, check_names, measure_errors
 from dflash_mlx.convert.plan.job import ConversionJob
 from dflash_mlx.convert.progress import ConversionProgress, ProgressCallback
 
-WORST = 10
+N_WORST = 10
+"""Rows of the table of tensors with the largest errors."""
 
 
 @dataclass(frozen=True)
 class VerificationReport:
-    """What verification found. Where a comparison was not made, its `_skipped` says why.
+    """The result of verifying one model.
 
-    `seconds` and `peak_bytes` (resident memory of the process so far) are what it took.
+    Args:
+        n_tensors: tensors of the plan.
+        n_exact: tensors without any error.
+        worst: the tensors with the largest relative errors.
+        divergence: next-token distributions of source and result; None if not measured.
+        divergence_skipped: the reason, if not measured.
+        acceptance: acceptance of source and result on the pair; None if not measured.
+        acceptance_skipped: the reason, if not measured.
+        seconds: time that verification took.
+        peak_bytes: largest resident memory of the process so far.
+        errors: the error of every tensor.
     """
 
     n_tensors: int
@@ -39,12 +50,12 @@ class VerificationReport:
 def verify_model(
     job: ConversionJob, jobs: Sequence[ConversionJob], folder: Path, watch: ProgressCallback
 ) -> VerificationReport:
-    """Return the check of `job`, whose pair is `jobs` and lies in `folder`.
+    """Return the report for `job`, one of `jobs`, whose output is in `folder`.
 
     Raises:
         BadCheckpoint: a tensor is missing, misshapen or reads back differently.
     """
-    begun = time.perf_counter()
+    started = time.perf_counter()
     written = check_names(job, folder / job.folder)
     done = 0
 
@@ -53,7 +64,7 @@ def verify_model(
         done += n_bytes
         watch(ConversionProgress("check", done, job.n_source_bytes, job.source.name))
 
-    errors = measure(job, written, advance)
+    errors = measure_errors(job, written, advance)
     facts: dict[str, Any] = {}
     if job.draft is None:
         facts["divergence"], facts["divergence_skipped"] = compare_targets(
@@ -64,15 +75,15 @@ def verify_model(
     return VerificationReport(
         n_tensors=len(errors),
         n_exact=sum(error.relative == 0 for error in errors),
-        worst=tuple(sorted(errors, key=lambda error: (-error.relative, error.name))[:WORST]),
+        worst=tuple(sorted(errors, key=lambda error: (-error.relative, error.name))[:N_WORST]),
         errors=tuple(errors),
-        seconds=time.perf_counter() - begun,
+        seconds=time.perf_counter() - started,
         peak_bytes=peak_bytes(),
         **facts,
     )
 
 
 def peak_bytes() -> int:
-    """Return the largest resident memory that this process had, in bytes."""
+    """Return the largest resident memory that this process has had, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

@@ -7,6 +7,7 @@ __all__ = [
     "auto_recipe",
     "computed",
     "draft_layout",
+    "files",
     "job",
     "layer_runner",
     "layout",

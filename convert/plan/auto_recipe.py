@@ -1,9 +1,6 @@
-"""The `auto` recipe: a given average width, spent where the output of a weight suffers most.
+"""The recipe `auto:AVERAGE`: more bits for the weights whose outputs have the largest error.
 
-Every layer of the source is run on the bundled text, and for each of its weights the error of
-its product at every width is measured on the rows that really enter it. Then the weight with the
-largest error gets the next width, until the average is reached. Experts are measured as one
-weight on the rows that enter any of them.
+It must not know how weights are written.
 """
 
 import heapq
@@ -19,22 +16,23 @@ from dflash_mlx.convert.options import Quantization
 from dflash_mlx.convert.plan.layer_runner import LayerRunner
 from dflash_mlx.convert.plan.layout import TensorLayout
 from dflash_mlx.convert.plan.recipe import QuantizationRecipe
-from dflash_mlx.convert.plan.streamed import put
+from dflash_mlx.convert.plan.streamed import replace_modules
 from dflash_mlx.convert.progress import ConversionProgress, ProgressCallback
-from dflash_mlx.convert.sources.sample_text import TEXT
+from dflash_mlx.convert.sources.sample_text import TEXT, source_tokens
 from dflash_mlx.convert.sources.source import ModelSource
-from dflash_mlx.convert.sources.tokens import source_tokens
 from dflash_mlx.convert.tensors import Rows, chunks, numbers, to_mlx
 from dflash_mlx.errors import BadRequest, UnsupportedModel
+from dflash_mlx.system.foreign import quoted
 
 CANDIDATE_BITS = (2, 3, 4, 5, 6, 8)
-_MOST_ROWS = 128
-"""Rows of activations that a weight is measured on."""
+"""All bits of MLX's affine mode."""
+_MAX_INPUT_ROWS = 128
+"""Rows of activations per weight: half of the sample text's tokens, evenly spaced."""
 
 
 @dataclass(frozen=True)
 class QuantizationErrors:
-    """One weight: its size, and the relative error of its output at each of `WIDTHS`."""
+    """A weight, its number of elements, and its relative output error at each candidate."""
 
     path: str
     n_weights: int
@@ -49,32 +47,38 @@ def auto_recipe(
     base: Quantization,
     watch: ProgressCallback,
 ) -> QuantizationRecipe:
-    """Return the recipe that `auto:AVERAGE` means for a target.
+    """Return the recipe for `name`, which has the form "auto:AVERAGE", for a target.
+
+    The source runs layer by layer on the sample text. For each weight, the error of its product
+    is measured at every candidate on the activations that enter it. The weight with the largest
+    error then gets the next candidate until the average is reached. The experts of a layer are
+    one weight, measured on the activations that enter any of them.
 
     Raises:
-        BadRequest: no average, or one that no mixture of widths has.
-        UnsupportedModel: the source is a draft, has no tokenizer, or is of another family.
+        BadRequest: the average is missing, or no mixture of candidates has it.
+        UnsupportedModel: the source is a draft, has no tokenizer, or cannot run layer by layer.
     """
     average = _average(name, base.group_size)
     if source.is_draft:
         raise UnsupportedModel(
-            f"recipe auto runs a model on text, and {source.name} is a draft, which runs on its "
-            "target's features only; use --recipe draft"
+            f"recipe auto runs the model on text, and {source.name} is a draft, which needs its "
+            "target's hidden states; use --recipe draft"
         )
     tokens = source_tokens(source, TEXT)
     if tokens is None:
         raise UnsupportedModel(
-            f"recipe auto runs {source.name} on text and it brings no tokenizer; add tokenizer.json"
+            f"recipe auto runs {source.name} on text, and the source has no tokenizer; add "
+            "tokenizer.json"
         )
-    walk = LayerRunner(source.config, source.name)
+    runner = LayerRunner(source.config, source.name)
     free = {
         path
-        for path, asked in layout.quantizable.items()
-        if asked is True and f"{path}.weight" in values
+        for path, requested in layout.quantizable.items()
+        if requested is True and f"{path}.weight" in values
     }
-    found = list(_measure(walk, values, tokens, free, base.group_size, watch))
-    widths = allocate_bits(found, average, base.group_size)
-    choices = {path: replace(base, bits=bits) for path, bits in sorted(widths.items())}
+    found = list(_measure(runner, values, tokens, free, base.group_size, watch))
+    bits_by_path = allocate_bits(found, average, base.group_size)
+    choices = {path: replace(base, bits=bits) for path, bits in sorted(bits_by_path.items())}
     return QuantizationRecipe(name, base, {}, choices)
 
 
@@ -88,28 +92,28 @@ def _average(name: str, group_size: int) -> float:
         average = math.nan
     if not lowest <= average <= highest:
         raise BadRequest(
-            f"recipe {name!r} needs an average of bits per weight from {lowest:g} to {highest:g}, "
-            "scales included, as in auto:4.5"
+            f"recipe is {quoted(name)}; auto needs an average number of bits per weight from "
+            f"{lowest:g} to {highest:g}, scales included, for example auto:4.5"
         )
     return average
 
 
 def _overhead(group_size: int) -> float:
-    """Bits per weight of a group's scale and bias, two bytes each."""
+    """Return the bits per weight of scale and bias, two bytes each per group."""
     return 32 / group_size
 
 
 def allocate_bits(
     found: list[QuantizationErrors], average: float, group_size: int
 ) -> dict[str, int]:
-    """Return the width of every weight: the worst gets more until `average` is used up."""
+    """Return the bits of every weight; the largest error gets more until `average` is used up."""
     budget = (average - _overhead(group_size)) * sum(weight.n_weights for weight in found)
     level = {weight.path: 0 for weight in found}
     used = float(sum(weight.n_weights * CANDIDATE_BITS[0] for weight in found))
-    worst = [(-weight.errors[0], weight.path, weight) for weight in found]
-    heapq.heapify(worst)
-    while worst:
-        _, path, weight = heapq.heappop(worst)
+    largest = [(-weight.errors[0], weight.path, weight) for weight in found]
+    heapq.heapify(largest)
+    while largest:
+        _, path, weight = heapq.heappop(largest)
         step = level[path] + 1
         cost = weight.n_weights * (CANDIDATE_BITS[step] - CANDIDATE_BITS[step - 1])
         if used + cost > budget:
@@ -117,78 +121,78 @@ def allocate_bits(
         used += cost
         level[path] = step
         if step + 1 < len(CANDIDATE_BITS):
-            heapq.heappush(worst, (-weight.errors[step], path, weight))
+            heapq.heappush(largest, (-weight.errors[step], path, weight))
     return {path: CANDIDATE_BITS[step] for path, step in level.items()}
 
 
 def _measure(
-    walk: LayerRunner,
+    runner: LayerRunner,
     values: Mapping[str, Rows],
     tokens: list[int],
     free: set[str],
     group_size: int,
     watch: ProgressCallback,
 ) -> Iterator[QuantizationErrors]:
-    hidden = walk.embed(values, tokens)
-    for index in range(walk.n_layers):
-        modules = walk.layer(index).named_modules()
+    hidden = runner.embed(values, tokens)
+    for index in range(runner.n_layers):
+        modules = runner.layer(index).named_modules()
         inner = {path for path, module in modules if hasattr(module, "to_quantized")}
-        layer = walk.fill(index, values)
-        seen = _watched(layer, inner)
-        hidden = walk.run(index, hidden)
-        rows = {path: module.rows() for path, module in seen.items()}
-        put(layer, {path: module.inner for path, module in seen.items()})
-        walk.empty(index)
+        layer = runner.fill(index, values)
+        recorders = _record_inputs(layer, inner)
+        hidden = runner.run(index, hidden)
+        inputs = {path: recorder.recorded() for path, recorder in recorders.items()}
+        replace_modules(layer, {path: recorder.inner for path, recorder in recorders.items()})
+        runner.empty(index)
         for path in sorted(inner):
-            whole, entering = f"model.layers.{index}.{path}", rows[path]
+            whole, entering = f"model.layers.{index}.{path}", inputs[path]
             if whole in free and entering is not None:
                 yield output_errors(whole, values[f"{whole}.weight"], entering, group_size)
         mx.clear_cache()
-        watch(ConversionProgress("calibrate", index + 1, walk.n_layers, "layers"))
-    normed = walk.norm(values, hidden)[:_MOST_ROWS]
+        watch(ConversionProgress("calibrate", index + 1, runner.n_layers, "layers"))
+    normed = runner.norm(values, hidden)[:_MAX_INPUT_ROWS]
     for path in ("lm_head", "model.embed_tokens"):
         if path in free:
             yield output_errors(path, values[f"{path}.weight"], normed, group_size)
 
 
-def _watched(layer: nn.Module, paths: set[str]) -> dict[str, "_Seen"]:
+def _record_inputs(layer: nn.Module, paths: set[str]) -> dict[str, "_InputRecorder"]:
     modules = dict(layer.named_modules())
-    seen = {path: _Seen(modules[path]) for path in paths}
-    put(layer, dict(seen))
-    return seen
+    recorders = {path: _InputRecorder(modules[path]) for path in paths}
+    replace_modules(layer, dict(recorders))
+    return recorders
 
 
-class _Seen(nn.Module):
-    """A module that keeps what enters the module inside it."""
+class _InputRecorder(nn.Module):
+    """Wraps a module and stores its inputs."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
-        self._entered: list[mx.array] = []
+        self._inputs: list[mx.array] = []
 
     def __call__(self, rows: mx.array, *others: Any, **options: Any) -> mx.array:
-        self._entered.append(rows)
+        self._inputs.append(rows)
         output: mx.array = self.inner(rows, *others, **options)
         return output
 
-    def rows(self) -> mx.array | None:
-        """Return some of the rows that entered, [r, width], spread over the text."""
-        if not self._entered:
+    def recorded(self) -> mx.array | None:
+        """Return at most `_MAX_INPUT_ROWS` inputs [r, width], evenly spaced over the text."""
+        if not self._inputs:
             return None
-        rows = self._entered[0].reshape(-1, self._entered[0].shape[-1]).astype(mx.float32)
-        kept = rows[:: max(1, len(rows) // _MOST_ROWS)][:_MOST_ROWS]
-        mx.eval(kept)
-        return kept
+        rows = self._inputs[0].reshape(-1, self._inputs[0].shape[-1]).astype(mx.float32)
+        selected = rows[:: max(1, len(rows) // _MAX_INPUT_ROWS)][:_MAX_INPUT_ROWS]
+        mx.eval(selected)
+        return selected
 
 
 def output_errors(
     path: str, weight: Rows, entering: mx.array, group_size: int
 ) -> QuantizationErrors:
-    """Return the error of a weight's product with `entering` [r, width] at every width."""
+    """Return the error of a weight's product with `entering` [r, width] at every candidate."""
     size = 0.0
-    off = [0.0] * len(CANDIDATE_BITS)
-    usable = weight.shape[-1] % group_size == 0
-    for start, stop in chunks(weight) if usable else ():
+    sums = [0.0] * len(CANDIDATE_BITS)
+    divisible = weight.shape[-1] % group_size == 0
+    for start, stop in chunks(weight) if divisible else ():
         rows = to_mlx(weight.read(start, stop), weight.dtype)
         exact = rows.astype(mx.float32)
         errors = []
@@ -197,9 +201,7 @@ def output_errors(
             rounded = mx.dequantize(*packed, group_size=group_size, bits=bits)
             errors.append(mx.square(entering @ (rounded.astype(mx.float32) - exact).T).sum())
         *found, length = numbers([*errors, mx.square(entering @ exact.T).sum()])
-        off = [before + more for before, more in zip(off, found, strict=True)]
+        sums = [before + more for before, more in zip(sums, found, strict=True)]
         size += length
-    n_weights = math.prod(weight.shape)
-    return QuantizationErrors(
-        path, n_weights, tuple(math.sqrt(e / size) if size else 0.0 for e in off)
-    )
+    relative = tuple(math.sqrt(total / size) if size else 0.0 for total in sums)
+    return QuantizationErrors(path, math.prod(weight.shape), relative)

@@ -1,4 +1,4 @@
-"""One output of a rule, computed whole because its rows are nobody's rows."""
+"""One output of a rule, computed as a whole tensor because its rows are not rows of the source."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -17,14 +17,14 @@ from dflash_mlx.convert.tensors import (
 )
 
 Rule = Callable[[dict[str, mx.array]], Mapping[str, mx.array]]
-"""What becomes of a checkpoint's tensors, by name; mlx-lm's `sanitize` is one."""
+"""A function from a checkpoint's tensors to the model's tensors, such as mlx-lm's `sanitize`."""
 
 
 class ComputedRows:
-    """The output `name` of `rule` over `tensors`, of which it depends on `needed`.
+    """The output `name` of `rule` over `tensors`; it depends on the tensors `needed`.
 
-    The value is kept from the first read until its last row is handed out, so reading in order
-    computes it once. All other inputs of the rule are stand-ins that MLX never computes.
+    The value stays in memory from the first read until its last row is returned, so that reading
+    in order computes it once. The other inputs of the rule are zeros that MLX never evaluates.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ComputedRows:
 
     @property
     def peak_bytes(self) -> int:
-        """Bytes held while the value is computed: what it is made of, and itself."""
+        """Bytes in memory while the value is computed: inputs and output, each in two copies."""
         needed = [self._tensors[name] for name in self._needed]
         inputs = sum(n_bytes(rows.dtype, rows.shape) for rows in needed)
         return 2 * inputs + 2 * n_bytes(self.dtype, self.shape)

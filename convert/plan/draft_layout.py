@@ -1,4 +1,4 @@
-"""A draft's tensors under the runtime's names, from any of the layouts drafts come in."""
+"""Tensors of a draft under the runtime's names, from any published layout."""
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from dflash_mlx.models.draft.dflash import DraftModel
 
 
-def draft_layout(
-    config: DraftConfig, tensors: Mapping[str, Rows], model: nn.Module, source: str
-) -> TensorLayout:
+def draft_layout(tensors: Mapping[str, Rows], model: nn.Module, source: str) -> TensorLayout:
     """Return the layout of a draft whose files hold `tensors`, for the module `model`.
 
     Raises:
-        BadCheckpoint: tensors are missing, left over or misshapen, or two take one name.
+        BadCheckpoint: a tensor is missing, unexpected or misshapen, or two have one name.
     """
     renamed: dict[str, Rows] = {}
     for name, rows in tensors.items():
         ours = runtime_name(name)
         if ours in renamed:
-            raise BadCheckpoint(f"{source} holds {ours!r} under two names; give one build of it")
+            raise BadCheckpoint(
+                f"{source} contains {ours!r} under two names; download one build of the draft"
+            )
         if ours:
             renamed[ours] = rows
     check_complete(renamed, model, source)
@@ -38,7 +38,7 @@ def draft_layout(
 
 
 def draft_module(config: DraftConfig, names: Iterable[str]) -> "DraftModel":
-    """Return the runtime's module for a draft whose files hold `names`, nothing computed."""
+    """Return the runtime's module for a draft whose files hold `names`; nothing is evaluated."""
     # mlx-lm's layers take most of a second to import
     from dflash_mlx.models.draft.build import draft_model
 

@@ -1,4 +1,4 @@
-"""One model's conversion, decided in full: what is read, what becomes of it, where it goes."""
+"""One model's conversion, fully decided: its source, the planned files and their settings."""
 
 import hashlib
 import json
@@ -11,13 +11,13 @@ from dflash_mlx.convert.options import ConvertConfig
 from dflash_mlx.convert.plan.auto_recipe import auto_recipe
 from dflash_mlx.convert.plan.computed import ComputedRows
 from dflash_mlx.convert.plan.draft_layout import draft_layout, draft_module
+from dflash_mlx.convert.plan.files import WeightsPlan
 from dflash_mlx.convert.plan.layout import TensorLayout
 from dflash_mlx.convert.plan.packed_source import check_packed_weights, dequantized_layout
 from dflash_mlx.convert.plan.recipe import QuantizationRecipe, named_recipe
 from dflash_mlx.convert.plan.target_layout import target_layout
-from dflash_mlx.convert.plan.weights import WeightsPlan, plan_weights
+from dflash_mlx.convert.plan.weights import plan_weights
 from dflash_mlx.convert.progress import ProgressCallback
-from dflash_mlx.convert.sources.side_files import output_config
 from dflash_mlx.convert.sources.source import ModelSource
 from dflash_mlx.convert.tensors import CHUNK_BYTES, FLOAT_NAMES, Rows, n_bytes
 from dflash_mlx.convert.workers import N_WORKERS
@@ -25,14 +25,24 @@ from dflash_mlx.models.draft.config import DraftConfig
 from dflash_mlx.models.draft.config_file import read_draft_config
 
 _BASE_BYTES = 170_000_000
-"""Python, MLX and mlx-lm with nothing loaded, and a folder's headers."""
+"""Python, MLX, mlx-lm and the headers of a folder. The whole estimate is 254 MB, and
+benchmarks/convert_memory.py measures 206 to 228 MB."""
+_CHUNKS_PER_WORKER = 5
+"""A chunk as read, as an MLX array, and as weight, scales and biases of the result."""
 
 
 @dataclass(frozen=True)
 class ConversionJob:
-    """One source with everything that follows from it. `values` are its weights as numbers.
+    """The conversion of one model.
 
-    `folder` is the place inside the output, empty for the output itself.
+    Args:
+        source: the opened source.
+        plan: the files of weights to write.
+        recipe: None if nothing is quantized.
+        config: the `config.json` to write.
+        values: the weights of the source as numbers, by the names of the layout.
+        draft: the draft's configuration; None for a target.
+        folder: place inside the output folder; empty for the output folder itself.
     """
 
     source: ModelSource
@@ -45,48 +55,52 @@ class ConversionJob:
 
     @property
     def n_source_bytes(self) -> int:
-        """Bytes that writing will read."""
+        """Bytes that writing reads."""
         return sum(n_bytes(output.rows.dtype, output.rows.shape) for output in self.plan.outputs)
 
     @property
     def peak_bytes(self) -> int:
-        """An estimate of the resident memory while writing, verification not included."""
+        """Estimated resident memory while writing, without verification, in bytes."""
         computed = [
             output.rows.peak_bytes
             for output in self.plan.outputs
             if isinstance(output.rows, ComputedRows)
         ]
-        return _BASE_BYTES + N_WORKERS * 5 * CHUNK_BYTES + N_WORKERS * max(computed, default=0)
+        chunks = N_WORKERS * _CHUNKS_PER_WORKER * CHUNK_BYTES
+        return _BASE_BYTES + chunks + N_WORKERS * max(computed, default=0)
 
 
 def plan_job(
     source: ModelSource, config: ConvertConfig, folder: str, watch: ProgressCallback
 ) -> ConversionJob:
-    """Return what converting `source` means under `config`.
+    """Return the job that converts `source` under `config`.
 
     Raises:
-        BadRequest: the options do not go with this source.
-        BadCheckpoint: tensors are missing, left over or misshapen.
-        UnsupportedModel: the family is not known.
+        BadRequest: the options do not fit this source.
+        BadCheckpoint: tensors are missing, unexpected or misshapen.
+        UnsupportedModel: the family is not supported.
     """
     draft = read_draft_config(source.config, source.name) if source.is_draft else None
     layout = _layout(source, draft)
     tied = bool(source.config.get("tie_word_embeddings")) and draft is None
-    kept = source.quantization
-    if kept and config.dequantize:
-        asked = FLOAT_NAMES[config.dtype] if config.dtype else None
-        layout, kept = dequantized_layout(layout, kept, source.name, asked), None
-    values = layout.tensors if not kept else dequantized_layout(layout, kept, source.name).tensors
+    settings = source.quantization
+    if settings and config.dequantize:
+        dtype_of_values = FLOAT_NAMES[config.dtype] if config.dtype else None
+        layout = dequantized_layout(layout, settings, source.name, dtype_of_values)
+        settings = None
+    values = layout.tensors
+    if settings:
+        values = dequantized_layout(layout, settings, source.name).tensors
     recipe = _recipe(source, config, layout, values, watch)
-    if kept and recipe:
-        check_packed_weights(layout, kept, recipe, tied, source.name)
-    dtype = config.dtype or _own_dtype(source, recipe)
+    if settings and recipe:
+        check_packed_weights(layout, settings, recipe, tied, source.name)
+    dtype = config.dtype or _source_dtype(source, recipe)
     plan = plan_weights(
         layout,
         recipe,
         FLOAT_NAMES[dtype] if dtype else None,
         tied,
-        kept,
+        settings,
         config.keep_undivided,
         config.shard_bytes,
     )
@@ -97,7 +111,7 @@ def plan_job(
 def _layout(source: ModelSource, draft: DraftConfig | None) -> TensorLayout:
     if draft is None:
         return target_layout(source.config, source.tensors, source.name)
-    return draft_layout(draft, source.tensors, draft_module(draft, source.tensors), source.name)
+    return draft_layout(source.tensors, draft_module(draft, source.tensors), source.name)
 
 
 def _recipe(
@@ -107,41 +121,58 @@ def _recipe(
     values: Mapping[str, Rows],
     watch: ProgressCallback,
 ) -> QuantizationRecipe | None:
-    """Return the recipe; None where nothing is to be quantized anew."""
-    unasked = not config.sets_quantization
-    if unasked and (config.dequantize or source.quantization):
+    """Return the recipe; None if no weight is to be quantized."""
+    default = not config.sets_quantization
+    if default and (config.dequantize or source.quantization):
         return None
     name = config.recipe
-    if unasked and source.is_draft:
+    if default and source.is_draft:
         name = "draft"
     if name and name.partition(":")[0] == "auto":
         return auto_recipe(name, source, layout, values, config.base, watch)
     return named_recipe(name, config.base)
 
 
-def _own_dtype(source: ModelSource, recipe: QuantizationRecipe | None) -> str | None:
-    """The type that the source says its weights have, as mlx-lm's converter takes it."""
+def _source_dtype(source: ModelSource, recipe: QuantizationRecipe | None) -> str | None:
+    """Return the type of the weights in `config.json`, by the rule of mlx-lm's converter."""
     inner = source.config.get("text_config") or {}
     for found in (source.config.get("torch_dtype"), source.config.get("dtype"), inner.get("dtype")):
-        if found in FLOAT_NAMES:
-            return str(found)
-    # GGUF names no type; its scales are halves
+        if isinstance(found, str) and found in FLOAT_NAMES:
+            return found
+    # GGUF has no such key, and its scales are float16
     return "float16" if source.form == "GGUF" and recipe else None
 
 
-def fingerprint(jobs: Sequence[ConversionJob], config: ConvertConfig) -> str:
-    """Return a hash of everything that the output depends on, the source's files included.
+def output_config(
+    config: Mapping[str, Any], quantization: Mapping[str, Any] | None, dtype: str | None
+) -> dict[str, Any]:
+    """Return the output's `config.json`: the source's, with the output's quantization and type."""
+    made = {
+        key: value
+        for key, value in config.items()
+        if key not in ("quantization", "quantization_config", "auto_map", "_name_or_path")
+    }
+    if quantization:
+        # mlx-lm reads the first name, the hub's model page the second
+        made["quantization"] = made["quantization_config"] = dict(quantization)
+    if dtype:
+        made |= {key: dtype for key in ("dtype", "torch_dtype") if key in made} or {"dtype": dtype}
+    return made
 
-    An interrupted conversion is continued only under the same fingerprint.
+
+def fingerprint(jobs: Sequence[ConversionJob], config: ConvertConfig) -> str:
+    """Return a hash of everything that determines the output, the source's files included.
+
+    An interrupted conversion resumes only if the fingerprint is the same.
     """
     facts: list[Any] = [version("mlx"), config.described(), config.verify]
     for job in jobs:
-        place = job.source.located
-        files = [place.file] if place.file else sorted(place.folder.iterdir())
+        location = job.source.location
+        files = [location.file] if location.file else sorted(location.folder.iterdir())
         stamps = [
             (path.name, path.stat().st_size, path.stat().st_mtime_ns)
             for path in files
             if path.is_file()
         ]
-        facts.append([place.name, place.revision, job.plan.fingerprint(), stamps])
+        facts.append([location.name, location.revision, job.plan.fingerprint(), stamps])
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -1,8 +1,6 @@
-"""A target's layers over one text, with a fraction of one layer's weights in memory at a time.
+"""Runs a target layer by layer over one text, with part of one layer's weights in memory.
 
-The layers are mlx-lm's and are called as the runtime's walk calls them. Weights come as rows, so
-a source, its values as they will be after conversion, and a source far larger than memory are
-all the same here. Letters: n tokens, D hidden size, V vocabulary.
+It must not know where the weights come from. Shapes: n tokens, D hidden size, V vocabulary.
 """
 
 from collections.abc import Mapping
@@ -12,22 +10,24 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from dflash_mlx.convert.plan.streamed import StreamedLinear, put
+from dflash_mlx.convert.plan.streamed import StreamedLinear, replace_modules
 from dflash_mlx.convert.plan.target_layout import build_model
 from dflash_mlx.convert.tensors import Rows, read_all, to_mlx
 from dflash_mlx.errors import UnsupportedModel
 from dflash_mlx.models.targets.decoder import DecoderTarget
 from dflash_mlx.models.targets.families import family_of
+from dflash_mlx.system.foreign import quoted
 
 _EMBEDDING = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"
 
 
 class LayerRunner:
-    """The skeleton of a target: its modules, without weights.
+    """The modules of a target without weights.
 
     Raises:
-        UnsupportedModel: a family that does not run here, or more than a walk over its layers.
+        UnsupportedModel: the runtime does not support the family, or its forward pass does more
+            than run one layer after another.
     """
 
     def __init__(self, config: Mapping[str, Any], source: str) -> None:
@@ -36,20 +36,20 @@ class LayerRunner:
         self.target: DecoderTarget = family(self.model)
         if not self.target.is_bare:
             raise UnsupportedModel(
-                f"{source} is of family {config.get('model_type')!r}, which is not walked one "
-                "layer at a time; give the recipe by name"
+                f"{source} is of family {quoted(config.get('model_type'))}, which cannot be run "
+                "one layer at a time; choose a recipe by name with --recipe"
             )
         self.n_layers = self.target.shape.n_layers
-        # quick on Metal as stored; MLX's CPU products are quick in float32 only
+        # Metal multiplies bfloat16 at full speed; MLX's CPU backend is fast in float32 only
         self.dtype = mx.bfloat16 if mx.metal.is_available() else mx.float32
         self._tied = bool(config.get("tie_word_embeddings"))
         self._linears: dict[str, nn.Linear] = {}
 
     def embed(self, values: Mapping[str, Rows], tokens: list[int]) -> mx.array:
-        """Return the embeddings [1, n, D] of `tokens`, of which only their rows are read."""
+        """Return the embeddings [1, n, D] of `tokens`; only the rows of these tokens are read."""
         rows = values[_EMBEDDING]
-        kinds = {token: to_mlx(rows.read(token, token + 1), rows.dtype) for token in set(tokens)}
-        embedded = mx.concatenate([kinds[token] for token in tokens]).astype(self.dtype)
+        unique = {token: to_mlx(rows.read(token, token + 1), rows.dtype) for token in set(tokens)}
+        embedded = mx.concatenate([unique[token] for token in tokens]).astype(self.dtype)
         mx.eval(embedded)
         return embedded[None]
 
@@ -59,7 +59,7 @@ class LayerRunner:
         return layer
 
     def fill(self, index: int, values: Mapping[str, Rows]) -> nn.Module:
-        """Return a layer's module holding its weights; those of linear layers are streamed."""
+        """Load a layer's weights and return its module; weights of linear layers are streamed."""
         layer, prefix = self.layer(index), f"model.layers.{index}."
         self._linears = {
             path: module for path, module in layer.named_modules() if type(module) is nn.Linear
@@ -68,14 +68,14 @@ class LayerRunner:
             path: StreamedLinear(module, values[f"{prefix}{path}.weight"], self.dtype)
             for path, module in self._linears.items()
         }
-        put(layer, streamed)
+        replace_modules(layer, streamed)
         layer.load_weights([(name, self._read(values[prefix + name])) for name in _names(layer)])
         return layer
 
     def empty(self, index: int) -> None:
-        """Let go of a layer's weights."""
+        """Release a layer's weights."""
         layer = self.layer(index)
-        put(layer, dict(self._linears))
+        replace_modules(layer, dict(self._linears))
         parameters = dict(tree_flatten(layer.parameters()))
         shapes = [(name, array.shape) for name, array in parameters.items()]
         layer.load_weights([(name, mx.zeros(shape)) for name, shape in shapes])
@@ -105,7 +105,7 @@ class LayerRunner:
         array = read_all(rows)
         if mx.issubdtype(array.dtype, mx.floating):
             array = array.astype(self.dtype)
-        mx.eval(array)  # which frees what was read
+        mx.eval(array)  # frees the bytes that were read
         return array
 
 

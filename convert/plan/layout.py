@@ -1,4 +1,4 @@
-"""What a source's tensors become: names that the runtime loads, and which may be quantized."""
+"""Tensors of a source under the names that the runtime loads, and which may be quantized."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,9 +17,12 @@ PACKED = (".scales", ".biases")
 class TensorLayout:
     """Tensors under the names of the output.
 
-    `quantizable` maps the path of each module that may be quantized to what its family asks for:
-    True for the recipe's choice, False for never, or settings as mlx-lm's predicates give them.
-    `cast` says whether a floating tensor takes the dtype of the conversion.
+    Args:
+        tensors: tensors by name.
+        quantizable: module path to the family's request: True leaves the choice to the recipe,
+            False forbids quantization, and a table holds settings as mlx-lm's predicates return
+            them.
+        cast: whether the floating-point tensor of this name takes the dtype of the conversion.
     """
 
     tensors: Mapping[str, Rows]
@@ -27,30 +30,29 @@ class TensorLayout:
     cast: Callable[[str], bool]
 
     def is_packed(self, path: str) -> bool:
-        """Whether the module at `path` is quantized in the source already."""
+        """Return whether the source holds the module at `path` quantized."""
         return f"{path}.scales" in self.tensors
 
 
 def check_complete(tensors: Mapping[str, Rows], model: nn.Module, source: str) -> None:
-    """Check that every parameter of `model` is there once, in its shape, and nothing else.
+    """Check that `tensors` holds exactly the parameters of `model`, in their shapes.
 
-    Packed weights have other shapes; of them only the rows are compared.
+    The rows of a quantized weight are packed, so its last axis is not compared.
 
     Raises:
-        BadCheckpoint: a tensor is missing, left over, or of another shape.
+        BadCheckpoint: a tensor is missing, unexpected, or of another shape.
     """
     wanted = dict(tree_flatten(model.parameters()))
     packed = {name.removesuffix(".scales") for name in tensors if name.endswith(".scales")}
     extra = {f"{path}{part}" for path in packed for part in PACKED} - wanted.keys()
     if missing := sorted(wanted.keys() - tensors.keys()):
         raise BadCheckpoint(
-            f"{source} lacks {first_names(missing)}, which its configuration asks for; "
-            "fetch it again"
+            f"{source} lacks {first_names(missing)}, which config.json requires; download it again"
         )
     if left := sorted(tensors.keys() - wanted.keys() - extra):
         raise BadCheckpoint(
-            f"{source} holds {first_names(left)}, which its configuration has no place for; "
-            "check that config.json belongs to these weights"
+            f"{source} contains {first_names(left)}, which config.json does not describe; check "
+            "that config.json belongs to these weights"
         )
     for name, array in wanted.items():
         got, need = tensors[name].shape, tuple(array.shape)
@@ -58,11 +60,12 @@ def check_complete(tensors: Mapping[str, Rows], model: nn.Module, source: str) -
             got, need = got[:-1], need[:-1]
         if got != need:
             raise BadCheckpoint(
-                f"{source}: {name} has the shape {list(got)}; its configuration needs {list(need)}"
+                f"{source}: {name} has the shape {list(got)} and config.json requires "
+                f"{list(need)}; check that config.json belongs to these weights"
             )
 
 
 def first_names(names: list[str]) -> str:
-    """The first three of a list of names, and how many more there are."""
+    """Return the first three names and the number of the others."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more

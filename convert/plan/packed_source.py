@@ -1,7 +1,6 @@
-"""Sources that are quantized already: kept as they are, or unpacked first when that is asked for.
+"""Sources that are quantized already: their weights are copied, or dequantized on request.
 
-Quantizing twice loses more than quantizing once, so it never happens by accident: packed weights
-are kept bit for bit, and a request for another width is refused with the way out.
+Quantizing twice loses more than quantizing once, so it needs an explicit `--dequantize`.
 """
 
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from dflash_mlx.errors import BadCheckpoint, BadRequest
 
 @dataclass(frozen=True)
 class DequantizedRows:
-    """The values of a packed weight. `biases` is None for the modes that have none."""
+    """The values of a quantized weight. `biases` is None for the modes that have none."""
 
     weight: Rows
     scales: Rows
@@ -38,10 +37,10 @@ class DequantizedRows:
             None if rows is None else to_mlx(rows.read(start, stop), rows.dtype)
             for rows in (self.weight, self.scales, self.biases)
         )
-        assert weight is not None, "a packed weight has words"
-        assert scales is not None, "a packed weight has scales"
+        assert weight is not None, "a quantized weight has packed words"
+        assert scales is not None, "a quantized weight has scales"
         if self.settings["mode"] == "affine":
-            # products of packed weights are in float32 too; in the scales' type, values are rounded
+            # MLX multiplies packed weights in float32; a 16-bit type would round the values
             scales = scales.astype(mx.float32)
             biases = biases if biases is None else biases.astype(mx.float32)
         values = mx.dequantize(weight, scales, biases, **self.settings)
@@ -49,55 +48,81 @@ class DequantizedRows:
 
 
 def dequantized_layout(
-    layout: TensorLayout, kept: Mapping[str, Any], source: str, dtype: str | None = None
+    layout: TensorLayout, settings: Mapping[str, Any], source: str, dtype: str | None = None
 ) -> TensorLayout:
-    """Return the layout with every packed weight as values, of the scales' type or of `dtype`.
+    """Return the layout with the values of every quantized weight.
+
+    Args:
+        layout: tensors of the source.
+        settings: the source's quantization entry.
+        source: name of the source for messages.
+        dtype: type of the values; None takes the type of the scales.
 
     Raises:
-        BadCheckpoint: a packed weight does not have the shape that its settings give it.
+        BadCheckpoint: the shapes of a quantized weight contradict its settings.
     """
     tensors = dict(layout.tensors)
     for path in _packed_paths(layout):
-        settings = packed_settings(path, kept)
+        own = packed_settings(path, settings, source)
+        _check_parts(layout, path, own, source)
         weight, scales = tensors[f"{path}.weight"], tensors.pop(f"{path}.scales")
         biases = tensors.pop(f"{path}.biases", None)
-        if weight.shape[-1] * 32 != scales.shape[-1] * settings["group_size"] * settings["bits"]:
-            raise BadCheckpoint(
-                f"{source}: {path} has {list(weight.shape)} words and {list(scales.shape)} scales, "
-                f"which is not {settings['bits']} bits in groups of {settings['group_size']}; "
-                "correct the quantization in config.json"
-            )
-        # scales of the mx formats are exponents and have no type to give
-        own = scales.dtype if settings["mode"] == "affine" else "BF16"
-        tensors[f"{path}.weight"] = DequantizedRows(weight, scales, biases, settings, dtype or own)
+        # scales of the mx formats are exponents, so they cannot give the type of the values
+        natural = scales.dtype if own["mode"] == "affine" else "BF16"
+        tensors[f"{path}.weight"] = DequantizedRows(weight, scales, biases, own, dtype or natural)
     return replace(layout, tensors=tensors)
+
+
+def _check_parts(layout: TensorLayout, path: str, settings: Mapping[str, Any], source: str) -> None:
+    """Check that words, scales and biases of a weight have the shapes and types of `settings`."""
+    weight, scales = layout.tensors.get(f"{path}.weight"), layout.tensors[f"{path}.scales"]
+    biases = layout.tensors.get(f"{path}.biases")
+    group_size, bits = settings["group_size"], settings["bits"]
+    affine = settings["mode"] == "affine"
+    fits = (
+        weight is not None
+        and len(weight.shape) >= 2
+        and weight.shape[:-1] == scales.shape[:-1]
+        and weight.dtype == "U32"
+        and weight.shape[-1] * 32 == scales.shape[-1] * group_size * bits
+        and (scales.dtype in ("F32", "F16", "BF16") if affine else scales.dtype == "U8")
+        and (biases is not None) == affine
+        and (biases is None or (biases.shape, biases.dtype) == (scales.shape, scales.dtype))
+    )
+    if not fits:
+        words = "no" if weight is None else f"{weight.dtype} {list(weight.shape)}"
+        raise BadCheckpoint(
+            f"{source}: {path} has {words} words, {scales.dtype} {list(scales.shape)} scales and "
+            f"{'no ' if biases is None else ''}biases, which is not {bits} bits in groups of "
+            f"{group_size} ({settings['mode']}); correct the quantization entry of config.json"
+        )
 
 
 def check_packed_weights(
     layout: TensorLayout,
-    kept: Mapping[str, Any],
+    settings: Mapping[str, Any],
     recipe: QuantizationRecipe,
     tied: bool,
     source: str,
 ) -> None:
-    """Check that every packed weight already is what the recipe asks for.
+    """Check that every quantized weight of the source already is what the recipe requests.
 
     Raises:
-        BadRequest: one is not; quantizing again is possible and has to be said.
+        BadRequest: a weight is not; quantizing it again needs `--dequantize`.
     """
     for path in _packed_paths(layout):
-        found = packed_settings(path, kept)
+        found = packed_settings(path, settings, source)
         wanted = chosen_quantization(recipe, layout, path, role_of(path, tied))
         if wanted is None or wanted.settings() != found:
-            asked = "unquantized" if wanted is None else str(wanted)
+            requested = "no quantization" if wanted is None else str(wanted)
             raise BadRequest(
-                f"{source} is quantized already: {path} has {found['bits']} bits in groups of "
-                f"{found['group_size']} ({found['mode']}), and {asked} was asked for. Convert the "
-                "original instead, keep it as it is (no --bits), or add --dequantize to quantize "
-                "its rounded values again"
+                f"{source} is already quantized: {path} has {found['bits']} bits in groups of "
+                f"{found['group_size']} ({found['mode']}), and the options request {requested}. "
+                "Convert the original model, keep the weights as they are (no --bits), or add "
+                "--dequantize to quantize the rounded values again"
             )
 
 
 def _packed_paths(layout: TensorLayout) -> list[str]:
-    last = PACKED[0]
-    return [name.removesuffix(last) for name in layout.tensors if name.endswith(last)]
+    suffix = PACKED[0]
+    return [name.removesuffix(suffix) for name in layout.tensors if name.endswith(suffix)]

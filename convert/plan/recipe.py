@@ -1,7 +1,6 @@
-"""Which quantization each weight gets, by the role that it plays in its model.
+"""Recipes: which quantization each weight gets, by its role in the model and by its path.
 
-A recipe is a table from roles and paths to widths. It knows names, never values; `calibrate`
-makes the table of the `auto` recipe from values.
+It must not know values of weights; `auto_recipe` derives a recipe from values.
 """
 
 import fnmatch
@@ -13,51 +12,53 @@ from typing import Any
 
 from dflash_mlx.convert.options import MODES, Quantization, quantization
 from dflash_mlx.errors import BadRequest
+from dflash_mlx.system.foreign import quoted, reading
 
 ROLES = ("embedding", "head", "attention", "mlp", "fc", "norm", "other")
 NAMES = ("uniform", "head8", "draft", "auto")
 
-Choice = Quantization | None
-"""None leaves a weight as it is."""
-
 
 @dataclass(frozen=True)
 class QuantizationRecipe:
-    """Widths by path pattern, then by role, then `base`; the first that matches counts."""
+    """Quantization by path pattern, then by role, then `base`; the first match applies.
+
+    None in place of a quantization leaves the weight unquantized.
+    """
 
     name: str
-    base: Choice
-    roles: Mapping[str, Choice] = field(default_factory=dict)
-    paths: Mapping[str, Choice] = field(default_factory=dict)
+    base: Quantization | None
+    roles: Mapping[str, Quantization | None] = field(default_factory=dict)
+    paths: Mapping[str, Quantization | None] = field(default_factory=dict)
 
-    def choose(self, path: str, role: str) -> Choice:
+    def choose(self, path: str, role: str) -> Quantization | None:
         """Return the quantization of the module at `path`."""
-        for pattern, choice in self.paths.items():
+        for pattern, found in self.paths.items():
             if fnmatch.fnmatchcase(path, pattern):
-                return choice
+                return found
         return self.roles.get(role, self.base)
 
-    def singles_out(self, path: str, role: str) -> bool:
-        """Whether the recipe says something of its own about this module."""
+    def names_module(self, path: str, role: str) -> bool:
+        """Return whether the recipe has an entry for this module's role or path."""
         return role in self.roles or any(fnmatch.fnmatchcase(path, item) for item in self.paths)
 
-    def check_used(self, paths: Iterable[str]) -> None:
-        """Check that every path pattern matches something.
+    def check_patterns(self, paths: Iterable[str]) -> None:
+        """Check that every path pattern matches at least one module.
 
         Raises:
-            BadRequest: a pattern that matches no module; it is a typing error more often than not.
+            BadRequest: a pattern matches no module, which usually is a typing error.
         """
         known = list(paths)
         for pattern in self.paths:
             if not fnmatch.filter(known, pattern):
                 raise BadRequest(
-                    f"recipe {self.name!r} names the path {pattern!r}, which no weight here has; "
-                    f"paths look like {known[0] if known else 'model.layers.0.mlp.up_proj'}"
+                    f"recipe {self.name!r} has the path pattern {quoted(pattern)}, which matches "
+                    f"no weight of this model; a path here is, for example, "
+                    f"{known[0] if known else 'model.layers.0.mlp.up_proj'}"
                 )
 
 
 def role_of(path: str, tied: bool) -> str:
-    """Return the role of a module or tensor; a tied embedding is the head too."""
+    """Return the role of a module or tensor; a tied embedding has the role of the head."""
     parts = path.split(".")
     if "lm_head" in parts:
         return "head"
@@ -76,11 +77,11 @@ def role_of(path: str, tied: bool) -> str:
     return "other"
 
 
-def named_recipe(name: str | None, base: Choice) -> QuantizationRecipe:
-    """Return the recipe called `name`, or read from the TOML file of that name.
+def named_recipe(name: str | None, base: Quantization | None) -> QuantizationRecipe:
+    """Return the recipe called `name`, or the recipe in the TOML file `name`.
 
     Raises:
-        BadRequest: there is no such recipe, or the file is none.
+        BadRequest: there is no such recipe or file, or the file is invalid.
     """
     if name is None or name == "uniform":
         return QuantizationRecipe("uniform", base)
@@ -93,49 +94,52 @@ def named_recipe(name: str | None, base: Choice) -> QuantizationRecipe:
     path = Path(name)
     if not path.is_file():
         raise BadRequest(
-            f"recipe {name!r} is neither a file nor one of {', '.join(NAMES)}; auto takes an "
-            "average, as in auto:4.5"
+            f"recipe {quoted(name)} is neither a file nor one of {', '.join(NAMES)}; auto takes "
+            "an average number of bits, for example auto:4.5"
         )
     return read_recipe(path, base)
 
 
-def read_recipe(path: Path, base: Choice) -> QuantizationRecipe:
-    """Return the recipe in a TOML file with tables `roles` and `paths`.
+def read_recipe(path: Path, base: Quantization | None) -> QuantizationRecipe:
+    """Return the recipe in a TOML file with the tables `roles` and `paths`.
 
-    A width is a number of bits, `false` for none, or a table of bits, group_size and mode.
+    A value is a number of bits, `false` for no quantization, or a table of bits, group_size and
+    mode.
 
     Raises:
-        BadRequest: the file is no recipe.
+        BadRequest: the file is not a recipe.
     """
-    try:
+    with reading(path, "the recipe", "see docs/convert.md for the format", BadRequest):
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise BadRequest(f"recipe {path} is no TOML ({error}); see docs/convert.md") from error
     if unknown := sorted(table.keys() - {"roles", "paths"}):
-        raise BadRequest(f"recipe {path} has {unknown[0]!r}; it needs the tables roles and paths")
+        raise BadRequest(
+            f"recipe {path} has the table {quoted(unknown[0])}; it needs the tables roles and paths"
+        )
     roles, paths = table.get("roles", {}), table.get("paths", {})
     if not isinstance(roles, dict) or not isinstance(paths, dict):
-        raise BadRequest(f"recipe {path}: roles and paths need to be tables")
+        raise BadRequest(f"recipe {path}: roles and paths must be tables; see docs/convert.md")
     if unknown := sorted(roles.keys() - set(ROLES)):
-        raise BadRequest(f"recipe {path} has the role {unknown[0]!r}; roles are {', '.join(ROLES)}")
+        raise BadRequest(
+            f"recipe {path} has the role {quoted(unknown[0])}; roles are {', '.join(ROLES)}"
+        )
     return QuantizationRecipe(
         path.name,
         base,
-        {role: _width(value, f"{path}: {role}", base) for role, value in roles.items()},
-        {item: _width(value, f"{path}: {item}", base) for item, value in paths.items()},
+        {role: _entry(value, f"{path}: {role}", base) for role, value in roles.items()},
+        {item: _entry(value, f"{path}: {item}", base) for item, value in paths.items()},
     )
 
 
-def _width(value: Any, where: str, base: Choice) -> Choice:
+def _entry(value: Any, where: str, base: Quantization | None) -> Quantization | None:
+    """Return the quantization that a value of a recipe file stands for."""
     if value is False:
         return None
-    if isinstance(value, int) and not isinstance(value, bool):
-        return quantization(
-            value, base.group_size if base and base.mode == "affine" else None, None
-        )
+    if type(value) is int:
+        group_size = base.group_size if base and base.mode == "affine" else None
+        return quantization(value, group_size, None)
     if isinstance(value, dict) and not value.keys() - {"bits", "group_size", "mode"}:
         return quantization(value.get("bits"), value.get("group_size"), value.get("mode"))
     raise BadRequest(
-        f"recipe {where} is {value!r}; it needs bits, false, or bits, group_size and mode "
-        f"(one of {', '.join(MODES)})"
+        f"recipe {where} is {quoted(value)}; it needs a number of bits, false, or a table of "
+        f"bits, group_size and mode (one of {', '.join(MODES)})"
     )

@@ -1,7 +1,6 @@
-"""A recorded MLX graph, read backwards: which rows of which inputs make up an output.
+"""Maps the outputs of a recorded MLX graph to the input rows that they consist of.
 
-It knows the operations that move whole rows and nothing of models. Every other operation gives
-None, and the caller computes that tensor.
+It must not know models. It knows the operations that move whole rows; others give None.
 """
 
 import itertools
@@ -29,7 +28,7 @@ _SAME_BYTES = {
 
 @dataclass(frozen=True)
 class _Node:
-    """One array of the graph; `place` tells the outputs of an operation with several apart."""
+    """One array of the graph; `place` is its position among the outputs of its operation."""
 
     operation: str
     arguments: Sequence[Any]
@@ -42,21 +41,21 @@ class _Node:
 class RowGraph:
     """The graph of one traced function whose inputs are the tensors `inputs`, in order.
 
-    `outputs` names its outputs; `last` is the array recorded last, each after its inputs.
+    `outputs` holds the names of its output arrays and `last` the name of the last recorded array.
     """
 
     def __init__(self, inputs: Sequence[Rows]) -> None:
         self._tensors = inputs
-        self._given: dict[str, int] = {}
+        self._input_index: dict[str, int] = {}
         self._nodes: dict[str, _Node] = {}
         self._rows: dict[str, Rows | None] = {}
         self.outputs: list[str] = []
         self.last = ""
 
     def record(self, event: dict[str, Any]) -> None:
-        """Take one event of `mx.export_function`."""
+        """Store one event of `mx.export_function`."""
         if event["type"] == "inputs":
-            self._given = {node: index for index, (node, _, _) in enumerate(event["inputs"])}
+            self._input_index = {node: index for index, (node, _, _) in enumerate(event["inputs"])}
         elif event["type"] == "outputs":
             self.outputs = [node for node, _, _ in event["outputs"]]
         elif event["type"] == "primitive":
@@ -74,31 +73,35 @@ class RowGraph:
 
     def kind(self, node: str) -> tuple[str, tuple[int, ...]]:
         """Return the dtype's name and the shape of a node."""
-        found = self._tensors[self._given[node]] if node in self._given else self._nodes[node]
+        found = (
+            self._tensors[self._input_index[node]]
+            if node in self._input_index
+            else self._nodes[node]
+        )
         return found.dtype, found.shape
 
     def sources(self, node: str) -> set[int]:
         """Return the indices of the inputs that a node depends on."""
-        found, open_nodes, seen = set(), [node], {node}
-        while open_nodes:
-            current = open_nodes.pop()
-            if current in self._given:
-                found.add(self._given[current])
+        found, pending, visited = set(), [node], {node}
+        while pending:
+            current = pending.pop()
+            if current in self._input_index:
+                found.add(self._input_index[current])
             elif current in self._nodes:
-                fresh = set(self._nodes[current].inputs) - seen
-                seen |= fresh
-                open_nodes.extend(fresh)
+                unvisited = set(self._nodes[current].inputs) - visited
+                visited |= unvisited
+                pending.extend(unvisited)
         return found
 
     def rows(self, node: str) -> Rows | None:
-        """Return a node as rows of the inputs; None where it is more than rows moved about."""
+        """Return a node as rows of the inputs; None if it does more than move rows."""
         if node not in self._rows:
             self._rows[node] = self._resolve(node)
         return self._rows[node]
 
     def _resolve(self, node: str) -> Rows | None:
-        if node in self._given:
-            return self._tensors[self._given[node]]
+        if node in self._input_index:
+            return self._tensors[self._input_index[node]]
         if node not in self._nodes:
             return None  # a constant
         found = self._nodes[node]
@@ -153,7 +156,7 @@ def _split(node: _Node, inputs: list[Rows]) -> Rows | None:
 
 
 def _cut(node: _Node, rows: Rows, starts: tuple[int, ...], strides: tuple[int, ...]) -> Rows | None:
-    """Return the block of `rows` at `starts` of the node's shape, if its rows stay whole."""
+    """Return the block of `rows` at `starts` with the node's shape; None if it cuts rows."""
     shape, before = node.shape, rows.shape
     if len(shape) < 2 or starts[-1] or shape[-1] != before[-1] or min(strides) < 1:
         return None

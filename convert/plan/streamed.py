@@ -1,7 +1,6 @@
-"""A linear layer whose weight stays where it is and is read by row range at every use.
+"""A linear layer that reads its weight from the checkpoint by row range at every call.
 
-A layer of a large model in float32 is larger than all else that a conversion holds; read this
-way it costs one chunk.
+One float32 layer of a large model needs more memory than the rest of a conversion.
 """
 
 from typing import Any
@@ -14,9 +13,9 @@ from dflash_mlx.convert.tensors import Rows, chunks, to_mlx
 
 
 class StreamedLinear(nn.Module):
-    """The product [..., out] of rows [..., in] with a weight [out, in], computed in `dtype`.
+    """Multiplies [..., in] by a weight [out, in] to [..., out], in `dtype`, one chunk at a time.
 
-    `bias` [out] is the only parameter, where `linear` has one.
+    The bias [out] of `linear`, if it has one, is the only parameter.
     """
 
     def __init__(self, linear: nn.Linear, weight: Rows, dtype: mx.Dtype) -> None:
@@ -31,19 +30,19 @@ class StreamedLinear(nn.Module):
         parts = []
         for start, stop in chunks(self._rows):
             parts.append(rows @ self._read(start, stop).T)
-            mx.eval(parts[-1])  # or every chunk would stay until the last is used
+            mx.eval(parts[-1])  # otherwise every chunk stays in memory until the last is used
         product = mx.concatenate(parts, axis=-1)
         return product + self.bias if "bias" in self else product
 
     @property
     def weight(self) -> mx.array:
-        """The whole weight, for a family that asks for it."""
+        """The whole weight, for families that read the attribute."""
         return mx.concatenate([self._read(*chunk) for chunk in chunks(self._rows)])
 
     def _read(self, start: int, stop: int) -> mx.array:
         return to_mlx(self._rows.read(start, stop), self._rows.dtype).astype(self._dtype)
 
 
-def put(layer: nn.Module, modules: dict[str, Any]) -> None:
-    """Put modules into a layer, by their path in it."""
+def replace_modules(layer: nn.Module, modules: dict[str, Any]) -> None:
+    """Replace modules of a layer; the keys are paths inside the layer."""
     layer.update_modules(tree_unflatten(list(modules.items())))

@@ -1,7 +1,6 @@
-"""A target's tensors under mlx-lm's names, by mlx-lm's own rule for the family.
+"""Tensors of a target under mlx-lm's names, by mlx-lm's own `sanitize` of the family.
 
-The rule is the family's `sanitize`: it renames, drops, stacks experts, splits, shifts norms.
-This file knows mlx-lm's models; how a rule is followed without loading its tensors is `trace`.
+`sanitize` renames, drops, stacks experts, splits tensors and shifts norms.
 """
 
 from collections.abc import Mapping
@@ -13,38 +12,40 @@ from dflash_mlx.convert.plan.layout import TensorLayout, check_complete
 from dflash_mlx.convert.plan.trace import trace_rule
 from dflash_mlx.convert.tensors import Rows
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
+from dflash_mlx.system.foreign import quoted, reading
 
 
 def build_model(config: Mapping[str, Any], source: str) -> nn.Module:
-    """Return mlx-lm's model for a `config.json`, its weights not yet computed.
+    """Return mlx-lm's model for a `config.json`; its weights are not evaluated.
 
     Raises:
-        UnsupportedModel: mlx-lm has no such family, or it needs code from the checkpoint.
-        BadCheckpoint: the configuration lacks what the family needs.
+        UnsupportedModel: mlx-lm does not know the family, or the checkpoint brings its own code.
+        BadCheckpoint: the configuration lacks a key that the family needs.
     """
     # mlx-lm takes most of a second to import, and drafts do not need it
     from mlx_lm.utils import _get_classes
 
     if "model_file" in config:
         raise UnsupportedModel(
-            f"{source} wants to run its own {config['model_file']!r}; code from a checkpoint is "
-            "never executed here"
+            f"{source}: config.json names the code file {quoted(config['model_file'])}; code from "
+            "a checkpoint is never executed, convert a model of a family that mlx-lm implements"
         )
-    if not isinstance(config.get("model_type"), str):
-        raise BadCheckpoint(f"{source}: config.json names no model_type; fetch it again")
-    try:
+    family = config.get("model_type")
+    if not isinstance(family, str):
+        raise BadCheckpoint(f"{source}: config.json has no model_type; download the model again")
+    with reading(
+        source,
+        f"config.json of family {quoted(family)}",
+        "install a newer mlx-lm",
+        UnsupportedModel,
+    ):
         model_class, arguments = _get_classes(dict(config))
-    except ValueError as error:
-        raise UnsupportedModel(
-            f"{source} is of family {config['model_type']!r}, which the installed mlx-lm does not "
-            "know; try a newer mlx-lm"
-        ) from error
-    try:
+    with reading(
+        source,
+        f"config.json of family {quoted(family)}",
+        "download it again",
+    ):
         model: nn.Module = model_class(arguments.from_dict(dict(config)))
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise BadCheckpoint(
-            f"{source}: mlx-lm cannot build {config['model_type']!r} from config.json ({error})"
-        ) from error
     return model
 
 
@@ -54,8 +55,8 @@ def target_layout(
     """Return the layout of a target whose files hold `tensors`.
 
     Raises:
-        BadCheckpoint: tensors are missing, left over or misshapen.
-        UnsupportedModel: a family that mlx-lm does not know or whose rule cannot be traced.
+        BadCheckpoint: a tensor is missing, unexpected or misshapen.
+        UnsupportedModel: mlx-lm does not know the family, or its `sanitize` cannot be traced.
     """
     model = build_model(config, source)
     renamed = sanitized_tensors(model, tensors, source)
@@ -72,13 +73,12 @@ def target_layout(
 def sanitized_tensors(
     model: nn.Module, tensors: Mapping[str, Rows], source: str
 ) -> dict[str, Rows]:
-    """Return what the model's `sanitize` makes of `tensors`, as rows that are read when asked."""
+    """Return the output of the model's `sanitize` over `tensors`, readable by row range."""
     if not hasattr(model, "sanitize"):
         return dict(tensors)
-    try:
+    with reading(
+        source,
+        f"the weights of family {quoted(model.model_type)}",
+        "check that config.json belongs to these weights",
+    ):
         return trace_rule(model.sanitize, tensors)
-    except (KeyError, IndexError, ValueError, TypeError, RuntimeError) as error:
-        raise BadCheckpoint(
-            f"{source}: mlx-lm's rule for {model.model_type!r} does not fit these tensors "
-            f"({type(error).__name__}: {error}); check that config.json belongs to them"
-        ) from error

@@ -1,9 +1,6 @@
-"""A rule over whole tensors, followed without loading them: where does each output come from?
+"""Finds the source rows of each output of a rule such as mlx-lm's `sanitize`, without weights.
 
-The rule is run on stand-ins that have shapes and no values, and the graph that MLX records says
-what became of them. Outputs that only rearrange rows are read row by row afterwards, so a stack
-of experts needs no more memory than one chunk; the rest (transposed convolutions, shifted
-norms) are computed one tensor at a time, by the same rule on the real values.
+It must not know models.
 """
 
 import io
@@ -18,31 +15,37 @@ from dflash_mlx.convert.tensors import Rows, mlx_dtype
 
 
 def trace_rule(rule: Rule, tensors: Mapping[str, Rows]) -> dict[str, Rows]:
-    """Return the outputs of `rule` over `tensors`, as rows that are read when asked."""
-    stand_ins = {
+    """Return the outputs of `rule` over `tensors`, readable by row range.
+
+    The rule runs on placeholders that have shapes and no values, and MLX records the graph.
+    Outputs that only rearrange rows are read row by row later, so a stack of experts needs one
+    chunk of memory. The others (transposed convolutions, shifted norms) are computed one tensor
+    at a time by the same rule on the real values.
+    """
+    placeholders = {
         name: mx.zeros(rows.shape, mlx_dtype(rows.dtype)) for name, rows in tensors.items()
     }
-    made = rule(dict(stand_ins))
-    names = {id(array): name for name, array in stand_ins.items()}
+    made = rule(dict(placeholders))
+    names = {id(array): name for name, array in placeholders.items()}
     found = {name: tensors[names[id(array)]] for name, array in made.items() if id(array) in names}
     others = [name for name in made if name not in found]
     try:
-        found |= _recorded(rule, tensors, stand_ins, others)
+        found |= _recorded(rule, tensors, placeholders, others)
     except ValueError:
-        # some operations cannot be recorded; keep them from spoiling the other outputs
+        # MLX cannot record some operations; record each output alone so that the others succeed
         for name in others:
-            found |= _alone(rule, tensors, stand_ins, name)
+            found |= _alone(rule, tensors, placeholders, name)
     return {name: found[name] for name in made}
 
 
 def _recorded(
     rule: Rule,
     tensors: Mapping[str, Rows],
-    stand_ins: Mapping[str, mx.array],
+    placeholders: Mapping[str, mx.array],
     wanted: Sequence[str],
 ) -> dict[str, Rows]:
     graph = RowGraph(list(tensors.values()))
-    mx.export_function(graph.record, _outputs(rule, list(tensors), wanted), *stand_ins.values())
+    mx.export_function(graph.record, _outputs(rule, list(tensors), wanted), *placeholders.values())
     return {
         name: _rows(graph, node, rule, tensors, name)
         for name, node in zip(wanted, graph.outputs, strict=True)
@@ -50,15 +53,17 @@ def _recorded(
 
 
 def _alone(
-    rule: Rule, tensors: Mapping[str, Rows], stand_ins: Mapping[str, mx.array], name: str
+    rule: Rule, tensors: Mapping[str, Rows], placeholders: Mapping[str, mx.array], name: str
 ) -> dict[str, Rows]:
-    """Return one output; `mx.contiguous` moves no rows but is the one thing MLX cannot record."""
+    """Return one output. MLX cannot record a final `mx.contiguous`, which moves no rows."""
     graph = RowGraph(list(tensors.values()))
     try:
-        mx.export_function(graph.record, _outputs(rule, list(tensors), [name]), *stand_ins.values())
+        mx.export_function(
+            graph.record, _outputs(rule, list(tensors), [name]), *placeholders.values()
+        )
     except ValueError:
         dot = io.StringIO()
-        mx.export_to_dot(dot, rule(dict(stand_ins))[name])
+        mx.export_to_dot(dot, rule(dict(placeholders))[name])
         if not _ends_in_its_only_contiguous(dot.getvalue()) or not graph.last:
             raise
         return {name: _rows(graph, graph.last, rule, tensors, name)}

@@ -10,6 +10,5 @@ __all__ = [
     "sample_text",
     "side_files",
     "source",
-    "tokens",
     "torch_files",
 ]

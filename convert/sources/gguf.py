@@ -1,9 +1,6 @@
 """GGUF files of the llama and qwen3 families, as tensors that are read by row range.
 
-Q8_0, Q4_0 and Q4_1 are MLX's affine format in another order, so their rows become weight, scales
-and biases without loss. F32, F16 and BF16 are floats as they stand. Every other type is unpacked
-by the `gguf` package. MLX's own reader is not used: it loads whole tensors, and turns BF16 and
-K-quants into float16 without a word.
+MLX's own reader loads whole tensors and converts BF16 and K-quants to float16.
 """
 
 import importlib.util
@@ -21,17 +18,21 @@ from dflash_mlx.errors import UnsupportedModel
 from dflash_mlx.gguf.header import AS_STORED, GGUFHeader, TensorInfo, read_header
 from dflash_mlx.gguf.read import TensorPlace, describe
 from dflash_mlx.gguf.tokenizer import GGUFTokenizer, build_tokenizer
+from dflash_mlx.system.foreign import quoted
 from dflash_mlx.system.installer import install_command
 
 _FLOATS = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
 _PACKED = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
+"""Bits of the types that are MLX's affine format in another order: they convert without loss.
+All other quantized types are dequantized by the gguf package."""
 _GROUP_SIZE = 32
+"""Elements of a block of these types. Source: ggml-common.h, QK4_0, QK4_1 and QK8_0."""
 PartName = Literal["weight", "scales", "biases"]
 
 
 @dataclass(frozen=True)
 class GGUFModel:
-    """One file: configuration, tensors by their usual names, and side files made from metadata."""
+    """One file: configuration, tensors by Hugging Face's names, side files built from metadata."""
 
     config: dict[str, Any]
     tensors: Mapping[str, Rows]
@@ -39,11 +40,12 @@ class GGUFModel:
 
 
 def open_gguf(path: Path) -> GGUFModel:
-    """Return the model in a GGUF file, no weight read.
+    """Return the model in a GGUF file; no weight is read.
 
     Raises:
         BadCheckpoint: the file is truncated, corrupt or incomplete.
-        UnsupportedModel: another family or tokenizer, or a type that needs the gguf package.
+        UnsupportedModel: the family, the tokenizer or a tensor type is not supported; the
+            message names the gguf package if it would help.
     """
     header = _header(path)
     config, tokenizer, places = describe(header, path)
@@ -52,33 +54,33 @@ def open_gguf(path: Path) -> GGUFModel:
     for name, place in places.items():
         info = header.tensors[f"{name}.weight"]
         for part, rows in _parts(file, info).items():
-            tensors[f"{place.name}.{part}"] = _in_order(rows, place)
+            tensors[f"{place.name}.{part}"] = _in_huggingface_order(rows, place)
     return GGUFModel(config, tensors, tokenizer_files(tokenizer))
 
 
 def _header(path: Path) -> GGUFHeader:
-    unpackable = _unpackable()
+    dequantizable = _dequantizable()
     try:
-        return read_header(path, {**AS_STORED, "BF16": (1, 2), **unpackable})
+        return read_header(path, {**AS_STORED, "BF16": (1, 2), **dequantizable})
     except UnsupportedModel as error:
-        if unpackable:
+        if dequantizable:
             raise
         found = str(error).partition(";")[0]
         raise UnsupportedModel(
-            f"{found}, which the gguf package unpacks: {install_command('gguf>=0.17')}, and "
-            "convert again with --dequantize"
+            f"{found}, which the gguf package can dequantize: {install_command('gguf>=0.17')}, "
+            "then convert again with --dequantize"
         ) from error
 
 
 def tokenizer_files(vocabulary: GGUFTokenizer) -> dict[str, bytes]:
-    """Return the files of the tokenizer that a vocabulary describes."""
+    """Return the tokenizer's files, by name."""
     with tempfile.TemporaryDirectory() as folder:
         build_tokenizer(vocabulary).save_pretrained(folder)
         return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
 
 
-def _unpackable() -> dict[str, tuple[int, int]]:
-    """The types that the gguf package can unpack here; none where it is not installed."""
+def _dequantizable() -> dict[str, tuple[int, int]]:
+    """Return block sizes of the types that the installed gguf package dequantizes, if any."""
     if importlib.util.find_spec("gguf") is None:
         return {}
     from gguf.constants import GGML_QUANT_SIZES
@@ -94,13 +96,13 @@ def _parts(file: File, info: TensorInfo) -> dict[PartName, Rows]:
     if info.type in _FLOATS:
         return {"weight": StoredRows(file, info.offset, _FLOATS[info.type], info.shape)}
     if info.type not in _PACKED:
-        return {"weight": UnpackedRows(file, info)}
+        return {"weight": DequantizedBlocks(file, info)}
     return {part: BlockRows(file, info, part) for part in ("weight", "scales", "biases")}
 
 
 @dataclass(frozen=True)
 class BlockRows:
-    """One part of a tensor in blocks of 32: packed values, scales, or biases."""
+    """One part of a tensor in blocks of 32: packed words, scales, or biases."""
 
     file: File
     info: TensorInfo
@@ -108,7 +110,7 @@ class BlockRows:
 
     @property
     def dtype(self) -> str:
-        """Packed words for the weight, halves for the rest, as the blocks hold them."""
+        """U32 for packed words; F16 for scales and biases, as in the blocks."""
         return "U32" if self.part == "weight" else "F16"
 
     @property
@@ -128,9 +130,9 @@ class BlockRows:
             return _words(blocks, kind).reshape(stop - start, -1)
         if kind == "Q4_1":
             return np.ascontiguousarray(blocks[..., 2:4]).view(np.float16)[..., 0]
-        # values are stored around zero and MLX counts from the lowest
-        middle: Carrier = scales * np.float16(-128 if kind == "Q8_0" else -8)
-        return middle
+        # ggml's values are signed and MLX's are unsigned, so the bias is the lowest value
+        biases: Carrier = scales * np.float16(-128 if kind == "Q8_0" else -8)
+        return biases
 
 
 def _words(blocks: Carrier, kind: str) -> Carrier:
@@ -138,14 +140,14 @@ def _words(blocks: Carrier, kind: str) -> Carrier:
     if kind == "Q8_0":
         return np.ascontiguousarray(blocks[..., 2:] ^ 0x80).view("<u4")
     values = blocks[..., -16:]
-    # a block's first 16 values are the low halves of its bytes, its last 16 the high ones
+    # the low nibbles of a block hold its first 16 values, the high nibbles its last 16
     elements = np.concatenate([values & 0x0F, values >> 4], axis=-1)
     return np.ascontiguousarray(elements[..., ::2] | elements[..., 1::2] << 4).view("<u4")
 
 
 @dataclass(frozen=True)
-class UnpackedRows:
-    """A tensor of a type that only the gguf package can unpack, as float32."""
+class DequantizedBlocks:
+    """A tensor of a type that only the gguf package can dequantize, as float32."""
 
     file: File
     info: TensorInfo
@@ -153,7 +155,7 @@ class UnpackedRows:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the unpacked tensor."""
+        """Shape of the dequantized tensor."""
         return self.info.shape
 
     def read(self, start: int, stop: int) -> Carrier:
@@ -161,15 +163,15 @@ class UnpackedRows:
         from gguf.constants import GGMLQuantizationType
         from gguf.quants import dequantize
 
-        blocks = _read_blocks(self.file, self.info, _unpackable(), start, stop)
+        blocks = _read_blocks(self.file, self.info, _dequantizable(), start, stop)
         try:
             values: Carrier = dequantize(
                 blocks.reshape(stop - start, -1), GGMLQuantizationType[self.info.type]
             )
         except NotImplementedError as error:
             raise UnsupportedModel(
-                f"{self.file.path}: {self.info.name!r} is stored as {self.info.type}, which the "
-                "gguf package cannot unpack; take another build of the model"
+                f"{self.file.path}: {quoted(self.info.name)} has the type {self.info.type}, which "
+                "the installed gguf package cannot dequantize; use another build of the model"
             ) from error
         return values
 
@@ -184,15 +186,15 @@ def _read_blocks(
     return np.frombuffer(raw, np.uint8).reshape(stop - start, -1, block_bytes)
 
 
-def _in_order(rows: Rows, place: TensorPlace) -> Rows:
+def _in_huggingface_order(rows: Rows, place: TensorPlace) -> Rows:
     return UnpermutedRows(rows, place.permuted_heads) if place.permuted_heads else rows
 
 
 @dataclass(frozen=True)
 class UnpermutedRows:
-    """Rows of q or k with each head's rotary pairs half a head apart again.
+    """Rows of q or k in Hugging Face's order, with rotary pairs half a head apart.
 
-    GGUF's row 2 i + j of a head is row j d/2 + i for everybody else. Source: llama.cpp's
+    Row 2 i + j of a head in GGUF is row j d/2 + i in Hugging Face's order. Source: llama.cpp's
     converter, `LlamaModel.permute`.
     """
 
@@ -201,16 +203,16 @@ class UnpermutedRows:
 
     @property
     def dtype(self) -> str:
-        """As stored."""
+        """The dtype of `rows`."""
         return self.rows.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As stored."""
+        """The shape of `rows`."""
         return self.rows.shape
 
     def read(self, start: int, stop: int) -> Carrier:
-        """Return rows `start` to `stop`; whole heads are read for it."""
+        """Return rows `start` to `stop`. It reads whole heads."""
         dim = self.shape[0] // self.heads
         first, last = start // dim, -(-stop // dim)
         heads = self.rows.read(first * dim, last * dim).reshape(last - first, dim // 2, 2, -1)

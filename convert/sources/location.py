@@ -1,4 +1,4 @@
-"""From what a person typed to a folder or file here, with what is known of its origin."""
+"""Finds a source on this machine or downloads it, and records where it came from."""
 
 import datetime
 from dataclasses import dataclass
@@ -12,12 +12,20 @@ from dflash_mlx.system.paths import is_there, typed_path
 from dflash_mlx.system.settings import settings_folder
 
 _SUFFIXES = (".gguf", ".safetensors", ".bin", ".pt")
-_CARDS = ("README*", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
+_CARD_PATTERNS = ("README*", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
 
 
 @dataclass(frozen=True)
 class SourceLocation:
-    """A source on this machine. `name` is what a card may say: a hub id, or a local name."""
+    """A source on this machine.
+
+    Args:
+        name: hub id or local name, as a model card may print it.
+        folder: the folder of the source, or of its file.
+        file: the single file to read; None reads the folder.
+        revision: commit on the hub, if known.
+        date: day of the last change, in UTC.
+    """
 
     name: str
     folder: Path
@@ -29,27 +37,31 @@ class SourceLocation:
 def locate(
     reference: str, revision: str | None, on_step: hub.Step = lambda text: None
 ) -> SourceLocation:
-    """Return where `reference` lies: a path, a nickname's target, or a hub id brought here.
+    """Return the location of a path, a known name or a hub id, downloading what is missing.
 
     Raises:
-        BadRequest: a file of another kind, or a revision of something that has none.
-        UnknownModel, DownloadFailed, UnsupportedModel: what the hub has to say.
+        BadRequest: a file of an unsupported type, or a revision of a local path.
+        UnknownModel: the name is not a path, a known name or a repository.
+        DownloadFailed: the hub cannot be reached or refuses.
+        UnsupportedModel: the repository has no weights in a supported format.
     """
     if is_there(path := typed_path(reference)):
         if revision:
-            raise BadRequest(f"{reference} is a local path and has no revision {revision!r}")
+            raise BadRequest(
+                f"{reference} is a local path, which has no revision {revision!r}; leave out "
+                "--revision"
+            )
         return _local(path)
     card = registry.find(reference)
     if card:
         reference, revision = card.target, revision or card.target_revision
     found = hub.resolve(reference, pins=Pins(settings_folder()), revision=revision, on_step=on_step)
     if found.path.is_file():
-        return SourceLocation(
-            reference, found.path.parent, found.path, found.revision, _day(found.path)
-        )
+        day = _day(found.path)
+        return SourceLocation(reference, found.path.parent, found.path, found.revision, day)
     date = None
     if found.source in ("cache", "hub") and found.revision:
-        date = _bring_cards(reference, found.revision, on_step)
+        date = _download_cards(reference, found.revision, on_step)
     return SourceLocation(reference, found.path, None, found.revision, date)
 
 
@@ -57,25 +69,26 @@ def _local(path: Path) -> SourceLocation:
     name = path.resolve().name
     if path.is_dir():
         return SourceLocation(name, path, None, None, _day(path / "config.json"))
-    if path.suffix not in _SUFFIXES:
+    if path.suffix.lower() not in _SUFFIXES:
         raise BadRequest(
-            f"{path} is a file and none of {', '.join(_SUFFIXES)}; give a model's folder"
+            f"{path} is a file of another type than {', '.join(_SUFFIXES)}; give the folder of a "
+            "model"
         )
     return SourceLocation(path.stem, path.parent, path, None, _day(path))
 
 
 def _day(path: Path) -> str | None:
-    """The day a file was last changed, in UTC; None if it is not there."""
+    """Return the day of a file's last change, in UTC; None if the file does not exist."""
     if not path.is_file():
         return None
     changed = datetime.datetime.fromtimestamp(path.stat().st_mtime, tz=datetime.UTC)
     return changed.date().isoformat()
 
 
-def _bring_cards(repository: str, revision: str, on_step: hub.Step) -> str | None:
-    """Fetch model card and licence into the hub's cache; return the day of the revision.
+def _download_cards(repository: str, revision: str, on_step: hub.Step) -> str | None:
+    """Download model card and licence into the hub's cache; return the day of the revision.
 
-    Both are missed, and the conversion is not lost, where the hub cannot be asked.
+    The conversion continues without them if the hub cannot be reached.
     """
     from fnmatch import fnmatch
 
@@ -85,9 +98,9 @@ def _bring_cards(repository: str, revision: str, on_step: hub.Step) -> str | Non
     try:
         info = HfApi().model_info(repository, revision=revision, timeout=10.0)
         for file in info.siblings or ():
-            if any(fnmatch(file.rfilename, pattern) for pattern in _CARDS):
+            if any(fnmatch(file.rfilename, pattern) for pattern in _CARD_PATTERNS):
                 hf_hub_download(repository, file.rfilename, revision=revision)
     except (HfHubHTTPError, HTTPError, OfflineModeIsEnabled, OSError, DFlashError) as error:
-        on_step(f"{repository}: model card and licence not brought ({type(error).__name__})")
+        on_step(f"{repository}: no model card and licence downloaded ({type(error).__name__})")
         return None
     return info.last_modified.date().isoformat() if info.last_modified else None

@@ -1,4 +1,4 @@
-"""One model or a pair: what the options name, opened, and whether it belongs together."""
+"""Opens the source of a conversion, and its draft, and checks that the two belong together."""
 
 from collections.abc import Sequence
 
@@ -19,24 +19,24 @@ def open_sources(config: ConvertConfig, watch: ProgressCallback) -> dict[str, Mo
     A converted pair is a source of both of its models.
 
     Raises:
-        DFlashError: one cannot be opened, or the two do not belong together.
+        DFlashError: a source cannot be opened, or the two do not belong together.
     """
 
-    def say(text: str) -> None:
+    def report(text: str) -> None:
         watch(ConversionProgress("plan", 0, 1, text))
 
-    sources = {"": open_source(locate(config.source, config.revision, say))}
+    sources = {"": open_source(locate(config.source, config.revision, report))}
     if config.draft:
         draft, revision = _draft(config)
-        sources[DRAFT_FOLDER] = open_source(locate(draft, revision, say))
+        sources[DRAFT_FOLDER] = open_source(locate(draft, revision, report))
     elif inner := _inner_draft(sources[""]):
         sources[DRAFT_FOLDER] = open_source(inner)
-    check_sources(list(sources.values()))
+    _check_sources(list(sources.values()))
     return sources
 
 
 def _draft(config: ConvertConfig) -> tuple[str, str | None]:
-    """Return the draft that is meant and its revision; "auto" is the one that a card names."""
+    """Return draft and revision; "auto" stands for the draft of the known pair."""
     assert config.draft is not None
     if config.draft != "auto":
         return config.draft, config.draft_revision
@@ -44,20 +44,21 @@ def _draft(config: ConvertConfig) -> tuple[str, str | None]:
     if card is None or card.draft is None:
         raise BadRequest(
             f"no draft is known for {config.source}; name one with --draft (dflash-mlx models "
-            "lists the pairs that are known)"
+            "lists the known pairs)"
         )
     return card.draft, config.draft_revision or card.draft_revision
 
 
 def _inner_draft(source: ModelSource) -> SourceLocation | None:
-    place = source.located.folder / DRAFT_FOLDER
-    if source.is_draft or source.located.file or not (source.located.folder / FILE).is_file():
+    """Return the draft inside a converted pair; None if the source is not a pair."""
+    folder = source.location.folder / DRAFT_FOLDER
+    if source.is_draft or source.location.file or not (source.location.folder / FILE).is_file():
         return None
-    return SourceLocation(source.name, place) if (place / "config.json").is_file() else None
+    return SourceLocation(source.name, folder) if (folder / "config.json").is_file() else None
 
 
-def check_sources(sources: Sequence[ModelSource]) -> None:
-    """Check one source alone or a target with its draft.
+def _check_sources(sources: Sequence[ModelSource]) -> None:
+    """Check one source alone, or a target with its draft.
 
     Raises:
         BadRequest: the two are not one target and one draft.

@@ -1,7 +1,14 @@
-"""The text that conversions are measured on, written for this project, and prompts of its kinds.
+"""The sample text that conversions are measured on, and its token ids.
 
-Prose, code, arithmetic, a list and three languages: what quantization spoils first differs.
+The text was written for this project: prose, code, arithmetic, a list, JSON and three languages.
 """
+
+import tempfile
+from pathlib import Path
+
+from dflash_mlx.convert.sources.side_files import side_files, write_side_files
+from dflash_mlx.convert.sources.source import ModelSource
+from dflash_mlx.errors import BadCheckpoint
 
 TEXT = """\
 The lighthouse keeper counted the ships every evening and wrote the number into a grey book. On \
@@ -31,3 +38,28 @@ PROMPTS = (
     "A train travels 210 km at 84 km per hour. How long does it take? Show the steps.",
     "List five things to take on a walk in the mountains.",
 )
+
+MAX_TOKENS = 256
+"""Bounds the activations in memory: a byte tokenizer would give 822 tokens."""
+
+
+def sample_tokens(folder: Path, text: str) -> list[int] | None:
+    """Return the token ids of `text`; None if the folder has no usable tokenizer."""
+    # transformers takes most of a second to import
+    from dflash_mlx.loading.tokenizer import Tokenizer
+
+    if not any(folder.glob("*token*")):
+        return None
+    try:
+        ids = Tokenizer.read(folder, ()).encode(text)
+    except BadCheckpoint:
+        return None
+    return ids[:MAX_TOKENS] or None
+
+
+def source_tokens(source: ModelSource, text: str) -> list[int] | None:
+    """Return the token ids of `text` by the source's tokenizer; None if it has none."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_side_files(side_files(source), folder)
+        return sample_tokens(folder, text)

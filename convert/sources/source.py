@@ -1,7 +1,6 @@
-"""What is to be converted: found, opened, and recognised by what it holds.
+"""An opened source: its configuration, its tensors, and its kind, read from its content.
 
-A source is a configuration, tensors by name that are read when asked, and a folder of side
-files. The kind is read from the configuration and the files, never from a name.
+It must not know what a conversion does with the tensors.
 """
 
 from collections.abc import Mapping
@@ -10,26 +9,38 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dflash_mlx.convert import safetensors
+from dflash_mlx.convert.options import is_quantization
 from dflash_mlx.convert.sources import gguf, torch_files
 from dflash_mlx.convert.sources.location import SourceLocation
 from dflash_mlx.convert.tensors import Rows
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
 from dflash_mlx.hub.download import spelled_bytes
 from dflash_mlx.models.draft.config_file import is_draft_config
+from dflash_mlx.system.foreign import quoted, reading
 from dflash_mlx.system.json_file import read_json
 
-Kind = Literal["target", "DFlash draft", "DFlash 2 draft"]
-_PACKED_BY_MLX = ("affine", "mxfp4", "mxfp8", "nvfp4")
+ModelKind = Literal["target", "DFlash draft", "DFlash 2 draft"]
 _READ_BY_MLX_LM = ("mxfp4", "mxfp8")
-"""Methods of `quantization_config` whose weights mlx-lm keeps packed as they are."""
+"""Methods of `quantization_config` whose packed weights mlx-lm uses as they are."""
+_MX_GROUP_SIZE = 32
+"""Group size of both, by the OCP MX specification."""
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """One model to convert. `made` holds side files that exist only as metadata (GGUF)."""
+    """One model to convert.
 
-    located: SourceLocation
-    kind: Kind
+    Args:
+        location: where it is and where it came from.
+        kind: target or draft.
+        form: format of its files, for messages and the model card.
+        config: its `config.json`.
+        tensors: its tensors by name, readable by row range.
+        made: side files built from metadata (GGUF); empty if side files are in the folder.
+    """
+
+    location: SourceLocation
+    kind: ModelKind
     form: str
     config: Mapping[str, Any]
     tensors: Mapping[str, Rows]
@@ -42,92 +53,109 @@ class ModelSource:
 
     @property
     def name(self) -> str:
-        """What to call it in messages."""
-        return self.located.name
+        """Its name in messages."""
+        return self.location.name
 
     @property
     def folder(self) -> Path | None:
-        """Where its side files lie; None where there are none."""
-        return None if self.made else self.located.folder
+        """The folder of its side files; None if it has none."""
+        return None if self.made else self.location.folder
 
     @property
     def quantization(self) -> Mapping[str, Any] | None:
-        """How its weights are packed already, as mlx-lm says it; None if they are not."""
+        """Its quantization entry in mlx-lm's form; None if its weights are not quantized."""
         entry = self.config.get("quantization") or self.config.get("quantization_config")
         if not entry:
             return None
         if entry.get("quant_method") in _READ_BY_MLX_LM:
-            group_size = 32
             mode = entry["quant_method"]
-            return {"group_size": group_size, "bits": int(mode[-1]), "mode": mode}
+            return {"group_size": _MX_GROUP_SIZE, "bits": int(mode[-1]), "mode": mode}
         return dict(entry)
 
     def described(self) -> str:
-        """The kind, form, architecture and size, for a person."""
-        architecture = self.config.get("model_type") or "no family"
+        """Return kind, form, family and size in one line."""
+        family = self.config.get("model_type") or "no model_type"
         size = spelled_bytes(safetensors.total_bytes(self.tensors))
-        packed = f", already packed ({self.quantization['bits']} bits)" if self.quantization else ""
-        return (
-            f"{self.kind}, {self.form}, {architecture}, {len(self.tensors)} tensors, {size}{packed}"
-        )
+        packed = f", quantized to {self.quantization['bits']} bits" if self.quantization else ""
+        return f"{self.kind}, {self.form}, {family}, {len(self.tensors)} tensors, {size}{packed}"
 
 
-def open_source(located: SourceLocation) -> ModelSource:
-    """Return the source at a place, its headers checked and no weight read.
+def open_source(location: SourceLocation) -> ModelSource:
+    """Return the source at a location; its headers are checked and no weight is read.
 
     Raises:
-        BadCheckpoint: files are missing, malformed or do not belong together.
-        UnsupportedModel: nothing here can be converted, and why.
+        BadCheckpoint: files are missing, malformed or inconsistent.
+        UnsupportedModel: the format cannot be converted; the message gives the reason.
     """
-    if located.file and located.file.suffix == ".gguf":
-        model = gguf.open_gguf(located.file)
-        return ModelSource(located, "target", "GGUF", model.config, model.tensors, model.made)
-    config = read_json(located.folder / "config.json")
-    _refuse_foreign_packing(config, located.name)
-    if located.file and located.file.suffix == ".safetensors":
-        form, tensors = "safetensors", safetensors.read_file(located.file)
-    elif located.file:
-        form, tensors = "PyTorch", torch_files.read_file(located.file)
-    elif any(located.folder.glob("*.safetensors")):
-        form, tensors = "safetensors", safetensors.read_folder(located.folder)
-    else:
-        form, tensors = "PyTorch", torch_files.read_folder(located.folder)
+    file, folder = location.file, location.folder
+    suffix = file.suffix.lower() if file else None
+    if file and suffix == ".gguf":
+        with reading(file, "the GGUF file", "download the model again"):
+            model = gguf.open_gguf(file)
+        return ModelSource(location, "target", "GGUF", model.config, model.tensors, model.made)
+    config = read_json(folder / "config.json")
+    _check_config(config, location.name)
+    with reading(file or folder, "the weights", "download the model again"):
+        if file and suffix == ".safetensors":
+            form, tensors = "safetensors", safetensors.read_file(file)
+        elif file:
+            form, tensors = "PyTorch", torch_files.read_file(file)
+        elif any(folder.glob("*.safetensors")):
+            form, tensors = "safetensors", safetensors.read_folder(folder)
+        else:
+            form, tensors = "PyTorch", torch_files.read_folder(folder)
     if not tensors:
-        raise BadCheckpoint(f"{located.name} holds no weights; fetch it again")
+        raise BadCheckpoint(f"{location.name} contains no weights; download the model again")
     if config.get("quantization"):
         form = "MLX"
     if "speculators_model_type" in config:
         form += " in speculators layout"
-    return ModelSource(located, kind_of(config), form, config, tensors)
+    return ModelSource(location, kind_of(config), form, config, tensors)
 
 
-def kind_of(config: Mapping[str, Any]) -> Kind:
-    """Return what a `config.json` describes."""
+def kind_of(config: Mapping[str, Any]) -> ModelKind:
+    """Return the kind of model that a `config.json` describes."""
     if not is_draft_config(config):
         return "target"
     architectures = config.get("architectures") or []
     second = config.get("speculators_model_type") == "dflash2" or any(
-        "DFlash2" in name for name in architectures
+        "DFlash2" in str(name) for name in architectures
     )
     return "DFlash 2 draft" if second else "DFlash draft"
 
 
-def _refuse_foreign_packing(config: Mapping[str, Any], name: str) -> None:
-    if config.get("quantization"):
-        entry = config["quantization"]
-        sound = isinstance(entry, Mapping) and all(
-            isinstance(entry.get(key), int) for key in ("bits", "group_size")
-        )
-        if not sound or entry.get("mode", "affine") not in _PACKED_BY_MLX:
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "architectures": list,
+    "model_type": str,
+    "text_config": dict,
+    "quantization": dict,
+}
+"""Keys that are read here, with the type that their values need."""
+
+
+def _check_config(config: Mapping[str, Any], name: str) -> None:
+    """Check the keys that this package reads, and refuse quantization that MLX cannot use."""
+    for key, needed in _TYPES.items():
+        value = config.get(key)
+        if value is not None and not isinstance(value, needed):
+            kind = needed.__name__ if isinstance(needed, type) else "value"
             raise BadCheckpoint(
-                f"{name}: quantization is {entry!r}; it needs bits, group_size and a mode that MLX "
-                "knows. Correct config.json"
+                f"{name}: config.json has {key} {quoted(value)}; it needs a {kind}, download the "
+                "model again"
+            )
+    if entry := config.get("quantization"):
+        if not is_quantization(entry):
+            raise BadCheckpoint(
+                f"{name}: config.json has quantization {quoted(entry)}; it needs bits, group_size "
+                "and a mode that MLX supports, correct config.json"
             )
         return
     entry = config.get("quantization_config")
     method = entry.get("quant_method") if isinstance(entry, Mapping) else entry
-    if method and method not in _READ_BY_MLX_LM:
+    if entry and method not in _READ_BY_MLX_LM:
+        if isinstance(entry, Mapping) and method is None and is_quantization(entry):
+            return
         raise UnsupportedModel(
-            f"{name} is quantized already, by {method!r}, which MLX has no form for; convert the "
-            "model that it was made from"
+            f"{name} is already quantized by {quoted(method or entry)}, which MLX cannot use; "
+            "convert the model that it was made from"
         )

@@ -1,9 +1,10 @@
-"""What stands beside the weights: configuration, index, side files, README and pair card.
+"""Writes what accompanies the weights: configuration, index, side files, README and pair card.
 
-An unchanged conversion keeps the card and the README of its source, so that converting an
-output again gives the same folder and the first origin is never lost.
+An unchanged conversion copies the card and the README of its source, so that converting an output
+again gives the same folder and keeps the record of its origin.
 """
 
+import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,42 +12,46 @@ from typing import Any
 
 from dflash_mlx.convert.options import ConvertConfig
 from dflash_mlx.convert.plan.job import ConversionJob
-from dflash_mlx.convert.sources.side_files import REPORT, side_files, write_json, write_side_files
+from dflash_mlx.convert.sources.side_files import REPORT, side_files, write_side_files
 from dflash_mlx.convert.write.destination import default_name
-from dflash_mlx.convert.write.model_card import readme
+from dflash_mlx.convert.write.model_card import model_card
 from dflash_mlx.loading.safetensors import INDEX
 from dflash_mlx.pairs import manifest, registry
 from dflash_mlx.pairs.manifest import Manifest, Origin, draft_facts, target_facts
 
-_KEPT = ("README.md", manifest.FILE, REPORT)
+_KEPT_IF_UNCHANGED = ("README.md", manifest.FILE, REPORT)
 
 
 def write_cards(
     jobs: Sequence[ConversionJob], config: ConvertConfig, folder: Path, hashes: Mapping[str, str]
 ) -> None:
-    """Write everything that is not weights; `hashes` are those of the shards, by their path."""
-    cards: dict[str, str] = {}
+    """Write everything except weights and report; `hashes` maps each shard's path to its SHA-256.
+
+    Raises:
+        BadCheckpoint: a side file of the source is a broken link.
+        OSError: the disk is full or fails.
+    """
+    source_cards: dict[str, str] = {}
     for job in jobs:
         place = folder / job.folder
-        files = side_files(job.source)
-        write_side_files(files, place)
-        write_json(place / "config.json", job.config)
-        write_json(place / INDEX, index(job))
-        cards[job.folder] = _source_card(job)
-    if kept := unchanged_from(jobs):
+        write_side_files(side_files(job.source), place)
+        write_table(place / "config.json", job.config)
+        write_table(place / INDEX, shard_index(job))
+        source_cards[job.folder] = _source_card(job)
+    if source := unchanged_source(jobs):
         for file in ("README.md", manifest.FILE):
-            shutil.copyfile(kept / file, folder / file)
+            shutil.copyfile(source / file, folder / file)
         return
     (folder / "README.md").write_text(
-        readme(jobs, config, default_name(jobs), cards), encoding="utf-8"
+        model_card(jobs, config, default_name(jobs), source_cards), encoding="utf-8"
     )
     _manifest(jobs, config, folder, hashes).write(folder)
 
 
-def unchanged_from(jobs: Sequence[ConversionJob]) -> Path | None:
+def unchanged_source(jobs: Sequence[ConversionJob]) -> Path | None:
     """Return the converted folder that `jobs` copy bit for bit; None if they change anything."""
     first = jobs[0].source.folder
-    if first is None or not all((first / file).is_file() for file in _KEPT):
+    if first is None or not all((first / file).is_file() for file in _KEPT_IF_UNCHANGED):
         return None
     same = all(
         job.plan.unchanged() and job.source.folder == (first / job.folder if job.folder else first)
@@ -55,7 +60,7 @@ def unchanged_from(jobs: Sequence[ConversionJob]) -> Path | None:
     return first if same else None
 
 
-def index(job: ConversionJob) -> dict[str, Any]:
+def shard_index(job: ConversionJob) -> dict[str, Any]:
     """Return the index of a job's shards."""
     return {
         "metadata": {"total_size": job.plan.n_bytes},
@@ -68,6 +73,12 @@ def index(job: ConversionJob) -> dict[str, Any]:
     }
 
 
+def write_table(path: Path, table: Mapping[str, Any]) -> None:
+    """Write a table as JSON; equal tables give equal bytes."""
+    text = json.dumps(table, indent=2, sort_keys=True, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
+
+
 def _source_card(job: ConversionJob) -> str:
     path = job.source.folder / "README.md" if job.source.folder else None
     return path.read_text(encoding="utf-8", errors="replace") if path and path.is_file() else ""
@@ -78,12 +89,12 @@ def _manifest(
 ) -> Manifest:
     found: dict[str, Any] = {}
     for job in jobs:
-        located = job.source.located
+        location = job.source.location
         prefix = f"{job.folder}/" if job.folder else ""
         origin = Origin(
-            source=located.name,
-            revision=located.revision,
-            date=located.date,
+            source=location.name,
+            revision=location.revision,
+            date=location.date,
             options=config.described(),
             bits=job.plan.bits_by_role(),
             shards={shard.name: hashes[prefix + shard.name] for shard in job.plan.shards},
@@ -96,11 +107,11 @@ def _manifest(
 
 
 def _thinking(jobs: Sequence[ConversionJob]) -> bool | None:
-    """The mode that the draft was trained for: as the sources' own cards say, or the registry's."""
-    folders = [job.source.located.folder for job in jobs]
+    """Return the thinking mode that the draft was trained with, from cards or the registry."""
+    folders = [job.source.location.folder for job in jobs]
     found = [manifest.trained_thinking(folders[0], folders[1] if len(folders) > 1 else None)]
     for job in reversed(jobs):
-        name = job.source.located.name
+        name = job.source.location.name
         known = registry.card_of_draft(name) if job.draft else registry.card_for(name)
         found.append(known.thinking if known else None)
     return next((thinking for thinking in found if thinking is not None), None)

@@ -1,4 +1,4 @@
-"""Where a conversion puts its result: not into its own source, and onto a disk with room."""
+"""The output folder of a conversion: its path, its name, and the disk space for it."""
 
 import errno
 import re
@@ -15,48 +15,48 @@ from dflash_mlx.system.paths import typed_path
 
 
 def output_folder(config: ConvertConfig, jobs: Sequence[ConversionJob]) -> Path:
-    """Return the output folder: the one asked for, or one named for what it will hold, here.
+    """Return the output folder: the requested one, or a named one in the current folder.
 
     Raises:
-        BadRequest: it lies inside a source, or a source inside it.
+        BadRequest: the output is inside a source, or a source is inside the output.
     """
     out = (typed_path(config.out) if config.out else Path.cwd() / default_name(jobs)).absolute()
     for job in jobs:
-        source = job.source.located.folder.resolve()
-        if job.source.located.file is None and out.resolve().is_relative_to(source):
+        source = job.source.location.folder.resolve()
+        if job.source.location.file is None and out.resolve().is_relative_to(source):
             raise BadRequest(f"{out} is inside its source {source}; choose another folder with -o")
         if source.is_relative_to(out.resolve()) and out.exists():
-            raise BadRequest(f"{out} holds its own source; choose another folder with -o")
+            raise BadRequest(f"{out} contains its own source; choose another folder with -o")
     return out
 
 
 def default_name(jobs: Sequence[ConversionJob]) -> str:
-    """Return a folder's name: the source's, and what became of it."""
+    """Return a folder name made of the source's name, the recipe and the bits."""
     first = jobs[0]
-    said = first.source.name.rsplit("/", 1)[-1].removesuffix(".gguf")
-    name = re.sub(r"[^\w.-]+", "-", said).strip(".-") or "model"
+    last = first.source.name.rsplit("/", 1)[-1].removesuffix(".gguf")
+    name = re.sub(r"[^\w.-]+", "-", last).strip(".-") or "model"
     recipe = first.recipe
     if recipe is None:
         return f"{name}-mlx"
     base = recipe.base
-    width = f"{base.bits}bit" if base and base.mode == "affine" else base.mode if base else "mixed"
-    return f"{name}-{width}" if recipe.name == "uniform" else f"{name}-{recipe.name}-{width}"
+    bits = f"{base.bits}bit" if base and base.mode == "affine" else base.mode if base else "mixed"
+    return f"{name}-{bits}" if recipe.name == "uniform" else f"{name}-{recipe.name}-{bits}"
 
 
 @contextmanager
 def disk_reserved(out: Path, jobs: Sequence[ConversionJob]) -> Iterator[None]:
-    """Check for room, and turn a disk that fills up meanwhile into an error that says what to do.
+    """Check that the result fits on the disk, and report a disk that fills up in between.
 
     Raises:
-        OutOfDisk: there is too little room, or it went; what was written so far is kept.
+        OutOfDisk: the disk has too little space, or became full; finished files are kept.
     """
     needed = sum(job.plan.n_bytes for job in jobs)
-    begun = partial_folder(out)
-    here = sum(path.stat().st_size for path in begun.rglob("*.safetensors"))
-    if needed - here > (free := free_bytes(out)):
+    partial = partial_folder(out)
+    present = sum(path.stat().st_size for path in partial.rglob("*.safetensors"))
+    if needed - present > (free := free_bytes(out)):
         raise OutOfDisk(
-            f"{out} needs {needed - here} bytes and its disk has {free} free; make room, or choose "
-            "another disk with -o"
+            f"{out} needs {needed - present} more bytes and its disk has {free} free; free some "
+            "space, or choose another disk with -o"
         )
     try:
         yield
@@ -64,6 +64,6 @@ def disk_reserved(out: Path, jobs: Sequence[ConversionJob]) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         raise OutOfDisk(
-            f"the disk of {out} is full; make room and run the same command again, finished files "
-            "are kept"
+            f"the disk of {out} is full; free some space and run the same command again, finished "
+            "files are kept"
         ) from error

@@ -1,24 +1,38 @@
-"""Files of weights, written row by row at offsets that the plan fixed beforehand."""
+"""Writes the planned files of weights: reads rows, casts, quantizes, and writes at fixed offsets.
 
-import hashlib
+It must not know how the files were planned.
+"""
+
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import mlx.core as mx
 import numpy as np
 
+from dflash_mlx.convert.plan.files import PlannedTensor, ShardPlan
 from dflash_mlx.convert.plan.job import ConversionJob
-from dflash_mlx.convert.plan.weights import PlannedTensor, ShardPlan
 from dflash_mlx.convert.progress import ConversionProgress, ProgressCallback
-from dflash_mlx.convert.tensors import chunks, item_bytes, n_bytes, row_count, row_width
+from dflash_mlx.convert.tensors import (
+    Carrier,
+    chunks,
+    from_mlx,
+    is_finite,
+    item_bytes,
+    mlx_dtype,
+    n_bytes,
+    row_count,
+    row_width,
+    to_mlx,
+)
 from dflash_mlx.convert.workers import run_all
-from dflash_mlx.convert.write.pack import packed_rows
-from dflash_mlx.convert.write.work_folder import WorkFolder
+from dflash_mlx.convert.write.work_folder import WorkFolder, file_hash
+from dflash_mlx.errors import BadCheckpoint
 
-Piece = tuple[PlannedTensor, int, int, int]
-"""An output, the file position of its data, and a range of its rows."""
+_Piece = tuple[PlannedTensor, int, int, int]
+"""A tensor, the file position of its data, and a range of its rows."""
 
 
 def write_weights(job: ConversionJob, work: WorkFolder, watch: ProgressCallback) -> None:
@@ -26,7 +40,7 @@ def write_weights(job: ConversionJob, work: WorkFolder, watch: ProgressCallback)
 
     Raises:
         BadCheckpoint: a weight holds NaN or infinity.
-        OSError: the disk is full or gone.
+        OSError: the disk is full or fails.
     """
     folder = work.path / job.folder
     folder.mkdir(exist_ok=True)
@@ -47,13 +61,13 @@ def write_weights(job: ConversionJob, work: WorkFolder, watch: ProgressCallback)
 
 
 def write_shard(shard: ShardPlan, folder: Path, advance: Callable[[int], None]) -> str:
-    """Write one file, wait until it is on the disk, and return its SHA-256 as it reads back.
+    """Write one file, wait until it is on the disk, and return its SHA-256 as read back.
 
-    `advance` is called with the bytes of the source that were consumed.
+    `advance` is called with the number of source bytes that were processed.
 
     Raises:
         BadCheckpoint: a weight holds NaN or infinity.
-        OSError: the disk is full or gone.
+        OSError: the disk is full or fails.
     """
     path = folder / shard.name
     header = shard.header()
@@ -62,41 +76,62 @@ def write_shard(shard: ShardPlan, folder: Path, advance: Callable[[int], None]) 
         _write(descriptor, header, 0)
         lock = threading.Lock()
 
-        def work(piece: Piece) -> None:
+        def work(piece: _Piece) -> None:
             output, position, start, stop = piece
-            for part, rows in zip(output.parts, packed_rows(output, start, stop), strict=True):
+            for part, rows in zip(output.parts, stored_rows(output, start, stop), strict=True):
                 row_bytes = part.n_bytes // max(1, row_count(part.shape))
-                place = position + start * row_bytes
-                _write(descriptor, np.ascontiguousarray(rows).data, place)
-                _send(descriptor, place, rows.nbytes)
+                offset = position + start * row_bytes
+                _write(descriptor, np.ascontiguousarray(rows).data, offset)
+                _start_writeback(descriptor, offset, rows.nbytes)
                 position += part.n_bytes
             with lock:
                 width = row_width(output.rows.shape) * item_bytes(output.rows.dtype)
                 advance((stop - start) * width)
 
         run_all(_pieces(shard, len(header)), work)
-        sha256 = file_hash(path)  # before the sync, so that the disk works meanwhile
+        sha256 = file_hash(path)  # before the sync, so that the disk writes meanwhile
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
     return sha256
 
 
-def file_hash(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def stored_rows(output: PlannedTensor, start: int, stop: int) -> list[Carrier]:
+    """Return rows `start` to `stop` of every part of an output, cast and quantized.
+
+    Raises:
+        BadCheckpoint: a value is NaN or infinite, or exceeds the range of the output's type.
+    """
+    values = output.rows.read(start, stop)
+    if not is_finite(values, output.rows.dtype):
+        raise BadCheckpoint(
+            f"{output.name} contains NaN or infinity between rows {start} and {stop}; the "
+            "checkpoint is damaged, download it again or ask its author"
+        )
+    if output.quantization is None and output.dtype == output.rows.dtype:
+        return [values]
+    array = to_mlx(values, output.rows.dtype).astype(mlx_dtype(output.dtype))
+    arrays: Sequence[mx.array] = (array,)
+    if output.quantization:
+        arrays = mx.quantize(array, **output.quantization.settings())
+    parts = [from_mlx(part) for part in arrays]
+    for part, made in zip(output.parts, parts, strict=True):
+        if not is_finite(made, part.dtype):
+            raise BadCheckpoint(
+                f"{output.name} has values outside the range of {part.dtype}; use --dtype bfloat16"
+            )
+    return parts
 
 
-def _pieces(shard: ShardPlan, position: int) -> Iterator[Piece]:
+def _pieces(shard: ShardPlan, position: int) -> Iterator[_Piece]:
     for output in shard.outputs:
         for start, stop in chunks(output.rows):
             yield output, position, start, stop
         position += output.n_bytes
 
 
-def _send(descriptor: int, position: int, n_bytes: int) -> None:
-    """Let the disk begin with a range that was written, so that the last sync has little to do."""
+def _start_writeback(descriptor: int, position: int, n_bytes: int) -> None:
+    """Start writing a range to the disk, so that the final sync is short."""
     if sys.platform == "linux":
         os.posix_fadvise(descriptor, position, n_bytes, os.POSIX_FADV_DONTNEED)
 

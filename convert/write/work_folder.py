@@ -1,11 +1,11 @@
-"""The folder that a conversion fills before it is whole, and the journal that lets it resume.
+"""The partial folder of a conversion and the journal from which an interrupted run resumes.
 
-Beside OUT stand, while a conversion runs or lies interrupted, `.OUT.partial` (the files) and
-`.OUT.journal` (which files are done; locked by the process at work). Invariant: OUT is either
-absent, or whole; a journal's line is written after the file it speaks of is on the disk.
+Both are next to the output folder OUT: `.OUT.partial` holds the files, `.OUT.journal` lists the
+finished ones and is locked by the running process. OUT is always absent or complete.
 """
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -15,12 +15,12 @@ from typing import IO, Self
 
 from dflash_mlx.errors import BadCheckpoint, BadRequest, UnsupportedModel
 
-_HOPELESS = (BadCheckpoint, BadRequest, UnsupportedModel)
-"""Failures that running again would meet again, so that nothing is kept for it."""
+_PERMANENT = (BadCheckpoint, BadRequest, UnsupportedModel)
+"""Failures that another run meets again, so that the partial output is removed."""
 
 
 class WorkFolder:
-    """A conversion's claim on its output folder, from the first byte to the last rename."""
+    """Exclusive access to an output folder, from the first byte to the final rename."""
 
     def __init__(self, out: Path, fingerprint: str, force: bool) -> None:
         self.out = out
@@ -33,7 +33,7 @@ class WorkFolder:
         self._journal: IO[bytes] | None = None
 
     def __enter__(self) -> Self:
-        """Take the lock and what an interrupted run left.
+        """Lock the output folder and take over the files of an interrupted run.
 
         Raises:
             BadRequest: another conversion writes there, or OUT exists and may not be replaced.
@@ -43,16 +43,24 @@ class WorkFolder:
             self._journal = _locked(self._journal_path, self.out)
         except OSError as error:
             raise BadRequest(
-                f"cannot write beside {self.out} ({error.strerror}); choose another folder with -o"
+                f"cannot write {self._journal_path} ({error.strerror}); delete it if it is in the "
+                "way, or choose another folder with -o"
             ) from error
         try:
             check_replaceable(self.out, self._force)
         except BadRequest:
-            if not self.path.exists():
+            if not os.path.lexists(self.path):
                 self._journal_path.unlink()
             self._journal.close()
             raise
-        self._resume(self._journal)
+        try:
+            self._resume(self._journal)
+        except OSError as error:
+            self._journal.close()
+            raise BadRequest(
+                f"the partial output {self.path} cannot be used or removed ({error.strerror}); "
+                f"delete {self.path} and {self._journal_path}"
+            ) from error
         return self
 
     def __exit__(
@@ -62,18 +70,18 @@ class WorkFolder:
         trace: TracebackType | None,
     ) -> None:
         assert self._journal is not None
-        if isinstance(error, _HOPELESS):
+        if isinstance(error, _PERMANENT):
             shutil.rmtree(self.path, ignore_errors=True)
             self._journal_path.unlink(missing_ok=True)
         self._journal.close()
 
     def finish(self, name: str, sha256: str) -> None:
-        """Note that the file `name` is whole and on the disk."""
+        """Record that the file `name` is complete and on the disk."""
         self.finished[name] = sha256
-        self._note({"file": name, "sha256": sha256})
+        self._append({"file": name, "sha256": sha256})
 
     def publish(self) -> None:
-        """Make the folder OUT, in one rename after everything in it is on the disk."""
+        """Rename the partial folder to OUT after all its files are on the disk."""
         assert self._journal is not None
         for path in [*self.path.rglob("*"), self.path]:
             _sync(path)
@@ -85,36 +93,49 @@ class WorkFolder:
         self._journal_path.unlink()
 
     def _resume(self, journal: IO[bytes]) -> None:
-        if self.out.exists() and self._replaced.exists():
-            shutil.rmtree(self._replaced)
-        lines, end = _whole_lines(journal)
-        if lines and lines[0].get("fingerprint") == self._fingerprint and self.path.is_dir():
+        if self.out.exists() and os.path.lexists(self._replaced):
+            _remove(self._replaced)
+        lines, end = _journal_lines(journal)
+        same = bool(lines) and lines[0].get("fingerprint") == self._fingerprint
+        if same and self.path.is_dir() and not self.path.is_symlink():
             self.finished = {
-                line["file"]: line["sha256"]
-                for line in lines[1:]
-                if (self.path / line["file"]).is_file()
+                line["file"]: line["sha256"] for line in lines[1:] if self._is_finished(line)
             }
             journal.truncate(end)
             return
-        shutil.rmtree(self.path, ignore_errors=True)
+        _remove(self.path)
         self.path.mkdir()
         journal.truncate(0)
-        self._note({"fingerprint": self._fingerprint})
+        self._append({"fingerprint": self._fingerprint})
 
-    def _note(self, line: dict[str, str]) -> None:
+    def _is_finished(self, line: dict[str, str]) -> bool:
+        """Return whether the file of a journal line is inside the folder and has its hash."""
+        name, sha256 = line.get("file", ""), line.get("sha256", "")
+        if not name or name.startswith("/") or ".." in name.split("/") or "\0" in name:
+            return False
+        path = self.path / name
+        return path.is_file() and file_hash(path) == sha256
+
+    def _append(self, line: dict[str, str]) -> None:
         assert self._journal is not None
         self._journal.write(json.dumps(line).encode() + b"\n")
         self._journal.flush()
         os.fsync(self._journal.fileno())
 
 
+def file_hash(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def partial_folder(out: Path) -> Path:
-    """Return the folder in which a conversion into `out` grows."""
+    """Return the folder that holds the files of an unfinished conversion into `out`."""
     return out.parent / f".{out.name}.partial"
 
 
 def check_replaceable(out: Path, force: bool) -> None:
-    """Check that OUT may be written: it is absent, empty, or a model that `force` gives up.
+    """Check that OUT may be written: it is absent or empty, or a model that `force` replaces.
 
     Raises:
         BadRequest: OUT is something else.
@@ -122,17 +143,20 @@ def check_replaceable(out: Path, force: bool) -> None:
     if not os.path.lexists(out):
         return
     if not out.is_dir() or out.is_symlink():
-        raise BadRequest(f"{out} is no folder; choose another with -o")
+        raise BadRequest(f"{out} is not a folder; choose another with -o")
     if not any(out.iterdir()):
         return
     if not force:
         raise BadRequest(f"{out} exists; choose another folder with -o, or replace it with --force")
     if not (out / "config.json").is_file() or not any(out.glob("*.safetensors")):
-        raise BadRequest(f"{out} holds something other than a model; --force replaces models only")
+        raise BadRequest(
+            f"{out} contains something other than a model, and --force replaces models only; "
+            "choose another folder with -o"
+        )
 
 
 def _locked(path: Path, out: Path) -> IO[bytes]:
-    """Open and lock the journal; again if its last owner removed it meanwhile."""
+    """Open and lock the journal; retry if the previous owner removed it in between."""
     while True:
         journal = path.open("a+b")
         try:
@@ -148,12 +172,44 @@ def _locked(path: Path, out: Path) -> IO[bytes]:
         journal.close()
 
 
-def _whole_lines(journal: IO[bytes]) -> tuple[list[dict[str, str]], int]:
-    """Return the journal's lines and where they end; a crash may have cut the last one short."""
+def _journal_lines(journal: IO[bytes]) -> tuple[list[dict[str, str]], int]:
+    """Return the valid lines of the journal and the position after them.
+
+    A crash may cut the last line short. Anything that is not a line of this program ends the
+    valid part, so that a damaged journal only costs the files listed after the damage.
+    """
     journal.seek(0)
-    raw = journal.read()
-    end = raw.rfind(b"\n") + 1
-    return [json.loads(line) for line in raw[:end].splitlines()], end
+    lines: list[dict[str, str]] = []
+    end = 0
+    for raw in journal.read(_MAX_JOURNAL_BYTES).splitlines(keepends=True):
+        line = _journal_line(raw) if raw.endswith(b"\n") else None
+        if line is None:
+            break
+        lines.append(line)
+        end += len(raw)
+    return lines, end
+
+
+_MAX_JOURNAL_BYTES = 10_000_000
+"""A line has about 120 bytes, so this is 80,000 files of weights."""
+
+
+def _journal_line(raw: bytes) -> dict[str, str] | None:
+    try:
+        line = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(line, dict) or not all(isinstance(value, str) for value in line.values()):
+        return None
+    return line
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, a file or a link, if it exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:

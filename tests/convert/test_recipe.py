@@ -58,10 +58,10 @@ def test_a_file_speaks_of_roles_and_paths(tmp_path):
         ("[roles]\nattnetion = 6", "attnetion"),
         ("[layers]", "layers"),
         ("[roles]\nmlp = 7", "needs one of"),
-        ("[roles]\nmlp = 'wide'", "needs bits"),
-        ("[roles]\nmlp = true", "needs bits"),
+        ("[roles]\nmlp = 'wide'", "needs a number of bits"),
+        ("[roles]\nmlp = true", "needs a number of bits"),
         ("roles = 4", "tables"),
-        ("[roles", "no TOML"),
+        ("[roles", "recipe cannot be read"),
     ],
 )
 def test_a_file_that_is_no_recipe_is_one_line(tmp_path, text, words):
@@ -115,7 +115,7 @@ def test_the_average_is_kept(average):
 def test_auto_without_a_possible_average_is_refused(tmp_path, name):
     """An average that no mixture has would be met by luck or not at all."""
     source = target_folder(tmp_path / "source")
-    with pytest.raises(BadRequest, match=r"as in auto:4\.5"):
+    with pytest.raises(BadRequest, match=r"for example auto:4\.5"):
         run(source, tmp_path / "out", recipe=name)
 
 

@@ -51,21 +51,21 @@ def test_a_layer_without_its_linear_weights_gives_the_layer_s_output(tmp_path, s
     source = target_folder(tmp_path / "source", "qwen3")
     weights = {name: array.astype(mx.float32) for name, array in weights_of(source).items()}
     values = {name: Held(array) for name, array in weights.items()}
-    walk = LayerRunner(json.loads((source / "config.json").read_text()), "source")
-    hidden = walk.embed(values, [1, 2, 3, 4])
-    expected = walk.model.model
+    runner = LayerRunner(json.loads((source / "config.json").read_text()), "source")
+    hidden = runner.embed(values, [1, 2, 3, 4])
+    expected = runner.model.model
     expected.load_weights(
         [(name.removeprefix("model."), array) for name, array in weights.items()], strict=False
     )
     whole = hidden
-    for index in range(walk.n_layers):
-        whole = walk.run(index, whole)
-    for index in range(walk.n_layers):
-        walk.fill(index, values)
-        names = [name for name, _ in tree_flatten(walk.layer(index).parameters())]
+    for index in range(runner.n_layers):
+        whole = runner.run(index, whole)
+    for index in range(runner.n_layers):
+        runner.fill(index, values)
+        names = [name for name, _ in tree_flatten(runner.layer(index).parameters())]
         assert not any("proj.weight" in name for name in names)
-        hidden = walk.run(index, hidden)
-        walk.empty(index)
-        names = [name for name, _ in tree_flatten(walk.layer(index).parameters())]
+        hidden = runner.run(index, hidden)
+        runner.empty(index)
+        names = [name for name, _ in tree_flatten(runner.layer(index).parameters())]
         assert "mlp.up_proj.weight" in names
     assert np.allclose(np.array(hidden), np.array(whole), atol=1e-5)

@@ -60,7 +60,7 @@ def test_a_refusal_says_to_log_in(folder, hub):
 
 def test_a_folder_that_is_no_conversion_is_refused(tmp_path, hub):
     """Whatever lies in a folder by mistake would be public."""
-    with pytest.raises(BadRequest, match="no finished conversion"):
+    with pytest.raises(BadRequest, match="not a finished conversion"):
         upload_folder(tmp_path, "somebody/model", lambda question: True)
     assert hub.requests == []
 

@@ -8,7 +8,7 @@ import pytest
 from mlx_lm.utils import load_model, load_tokenizer
 
 from dflash_mlx.convert.check.divergence import divergence
-from dflash_mlx.convert.check.tensor_errors import check_names, measure
+from dflash_mlx.convert.check.tensor_errors import check_names, measure_errors
 from dflash_mlx.convert.options import ConvertConfig
 from dflash_mlx.convert.run import plan_conversion
 from dflash_mlx.convert.sources.sample_text import TEXT
@@ -92,7 +92,7 @@ def test_a_flipped_bit_on_the_disk_is_found(tmp_path):
     raw[-100] ^= 1
     path.write_bytes(raw)
     with pytest.raises(BadCheckpoint, match="reads back differently"):
-        measure(job, check_names(job, tmp_path / "out"), lambda n_bytes: None)
+        measure_errors(job, check_names(job, tmp_path / "out"), lambda n_bytes: None)
 
 
 def test_a_missing_tensor_is_found(tmp_path):
