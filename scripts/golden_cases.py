@@ -1,8 +1,8 @@
-"""The golden drafts: one small `config.json` a shape, and the rounds each is driven through.
+"""The golden drafts: a small `config.json` per case, and the rounds that it runs.
 
-Data only; `make_golden.py` turns it into files. Configurations carry the keys that published
-drafts carry, spelled as they spell them. In every case a window is at least a block wide, as in
-every published draft: for narrower windows the two official backends disagree.
+`make_golden.py` writes the files. Configurations have the keys of published drafts. Every window
+is at least as long as a block, as in every published draft: for shorter windows the two official
+backends disagree.
 """
 
 from dataclasses import dataclass
@@ -17,22 +17,24 @@ LONG_PROMPT = ((31, 16), (1, 16), (16, 16), (2, 9))
 """Block 16, window 20: the prompt alone exceeds the window."""
 
 OVER_WINDOW = ((14, 8), (1, 8), (8, 8), (1, 8), (3, 5))
-"""Block 8, window 12: nothing that came before the prompt can be seen."""
+"""Block 8, window 12: no row before the prompt is visible."""
 
 IN_ORDER = ((14, 8), (3, 8), (8, 8), (2, 5))
-"""Over the window, but never by one row: the official MLX cache then has its rows in order."""
+"""Past the window, but never by one row: the official MLX cache then keeps its rows in order."""
 
 FAR = ((70, 10), (1, 10), (5, 10))
-"""Positions beyond the length that scaled rotations take as the original one."""
+"""Positions beyond the original length of scaled rotary embeddings."""
 
 
 @dataclass(frozen=True)
 class Case:
     """One golden folder.
 
-    `rounds` lists (new context rows, block rows), the anchor counted in the block. `golden` names
-    the official backend whose numbers are the expected ones. `target_scale` is the factor the
-    target puts on its own embeddings. `temperature` (DFlash 2): where proposals are drawn.
+    Args:
+        rounds: (new context rows, block rows) of each round; the block includes the anchor.
+        golden: the official backend whose numbers are expected.
+        target_scale: the factor of the target's embeddings.
+        temperature: sampling temperature of proposals (DFlash 2).
     """
 
     name: str
@@ -46,7 +48,7 @@ class Case:
 
 
 def published(
-    layers: str, block: int, taps: tuple[int, ...] = (1, 3, 5), **changes: Any
+    layers: str, block: int, layer_ids: tuple[int, ...] = (1, 3, 5), **changes: Any
 ) -> dict[str, Any]:
     """Return a `config.json` with one layer per letter of `layers`: f(ull) or s(liding).
 
@@ -54,7 +56,11 @@ def published(
     """
     kinds = {"f": "full_attention", "s": "sliding_attention"}
     sliding = "s" in layers
-    dflash = {"mask_token_id": MASK, "target_layer_ids": list(taps), **changes.pop("dflash", {})}
+    dflash = {
+        "mask_token_id": MASK,
+        "target_layer_ids": list(layer_ids),
+        **changes.pop("dflash", {}),
+    }
     config = {
         "architectures": ["DFlashDraftModel"],
         "attention_bias": False,

@@ -1,9 +1,9 @@
-"""Golden taps: what the official feature extraction reads off small transformers targets.
+"""Golden hidden states: the official feature extraction on small transformers targets.
 
 `make_golden.py` calls this. Each family gets `tests/golden/targets/FAMILY/`:
 
-    config.json, model.safetensors   a random target, float16, spelled as published targets are
-    golden.safetensors               tokens [n], features [n, taps * hidden], logits [n, vocab]
+    config.json, model.safetensors   a random target, float16, with the keys of published targets
+    golden.safetensors               tokens [n], features [n, layers * hidden], logits [n, vocab]
 """
 
 import json
@@ -17,8 +17,8 @@ from dflash.model import extract_context_feature
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-TAPS = (1, 2)
-"""Of four layers. Never the last: transformers gives that one's output only after the norm."""
+LAYERS = (1, 2)
+"""Of four layers. Not the last, whose output transformers returns only after the norm."""
 
 SHAPE = {
     "head_dim": 16,
@@ -129,17 +129,19 @@ def _write(folder: Path, config: dict[str, Any]) -> None:
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=random)
         value = noise / weight.shape[-1] ** 0.5
-        if "norm" in name:  # in steps that float16 can add one to, as some families do on loading
+        if (
+            "norm" in name
+        ):  # multiples of 1/64, exact in float16 after the 1 that some families add on loading
             value = 1 + (16 * noise).round() / 64
         weight.copy_(value.half())
     tokens = torch.randint(0, text["vocab_size"], (1, 40), generator=random)
-    seen = model(tokens, output_hidden_states=True)
+    output = model(tokens, output_hidden_states=True)
     with tempfile.TemporaryDirectory() as saved:
         model.half().save_pretrained(saved)
         shutil.copy(Path(saved) / "model.safetensors", folder)
     golden = {
         "tokens": tokens[0].int(),
-        "features": extract_context_feature(seen.hidden_states, list(TAPS))[0].contiguous(),
-        "logits": seen.logits[0].contiguous(),
+        "features": extract_context_feature(output.hidden_states, list(LAYERS))[0].contiguous(),
+        "logits": output.logits[0].contiguous(),
     }
-    save_file(golden, folder / "golden.safetensors", {"taps": json.dumps(TAPS)})
+    save_file(golden, folder / "golden.safetensors", {"taps": json.dumps(LAYERS)})

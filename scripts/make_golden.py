@@ -1,4 +1,4 @@
-"""Write `tests/golden/`: small random drafts and what the official implementation makes of them.
+"""Write `tests/golden/`: small random drafts and the official implementation's outputs.
 
 Run it where PyTorch and the official package are installed (never needed to run the tests):
 
@@ -10,20 +10,20 @@ Each case is a folder `tests/golden/NAME/`:
     config.json           as published drafts spell it; read by the official loader itself
     model.safetensors     the draft's weights, float16, published names
     golden.safetensors    per round R, float32 arithmetic throughout:
-        R.features   [S, taps * hidden]   new context rows, float16
+        R.features   [S, layers * hidden] new context rows, float16
         R.block      [B]                  anchor token, then mask tokens
         R.hidden     [B - 1, hidden]      rows 1.. after the final norm
         R.logits     [B - 1, vocabulary]  first and last round only: a function of hidden
         R.tokens     [B - 1]              greedy draft tokens (DFlash 2: the selector's path)
       and for DFlash 2, at the case's temperature:
-        R.candidates [B - 1, top_k]       ids the selector chose from, ascending
-        R.path       [B - 1]              a path the official sampler drew
+        R.candidates [B - 1, top_k]       candidate ids of the selector, ascending
+        R.path       [B - 1]              a path that the official sampler drew
         R.probs      [B - 1, top_k]       proposal probabilities along that path, per candidate
 
-`tests/golden/targets/` holds whole small targets and their taps (`golden_targets.py`).
+`tests/golden/targets/` holds small targets and their hidden states (`golden_targets.py`).
 `tests/golden/target.safetensors` holds the embedding and the untied head that all cases share.
 `tests/golden/provenance.json` holds versions, seeds, and how far the two official backends agree.
-A seed is passed over if any choice of a token is nearer than float32 rounding could decide.
+A seed is skipped if float32 rounding could decide any choice of a token.
 """
 
 import json
@@ -45,7 +45,8 @@ from transformers.utils.logging import disable_progress_bar
 
 GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "golden"
 MINIMUM_GAP = 1e-3
-"""A chosen logit or score leads the next by at least this, or the seed is passed over."""
+"""A chosen logit or score exceeds the next by at least this, or the seed is skipped: a hundred
+times the rounding of these float32 sums."""
 
 Tensors = dict[str, torch.Tensor]
 
@@ -118,7 +119,7 @@ def _write_case(case: Case) -> dict[str, object]:
         raise SystemExit(f"{case.name}: no seed below 200 decides every token by {MINIMUM_GAP}")
     agreement = _agreement(outcomes["mlx"], outcomes["torch"], len(case.rounds))
     last = len(case.rounds) - 1
-    kept = {
+    expected = {
         name: tensor.contiguous()
         for name, tensor in chosen.tensors.items()
         if not name.endswith("logits") or name in ("0.logits", f"{last}.logits")
@@ -131,7 +132,7 @@ def _write_case(case: Case) -> dict[str, object]:
         "temperature": case.temperature,
     }
     # one key only: safetensors writes several in an order that changes from run to run
-    save_file({**inputs, **kept}, folder / "golden.safetensors", {"facts": json.dumps(facts)})
+    save_file({**inputs, **expected}, folder / "golden.safetensors", {"facts": json.dumps(facts)})
     print(f"{case.name}: seed {seed}, gap {chosen.gap:.1e}, {agreement}", file=sys.stderr)
     return {
         "guards": case.guards,
@@ -192,7 +193,7 @@ def _inputs(case: Case, random: torch.Generator) -> Tensors:
 
 
 class TorchTarget(torch.nn.Module):
-    """As much of a target as the official draft uses: an embedding and a head."""
+    """The parts of a target that the official draft uses: an embedding and a head."""
 
     def __init__(self, tied: bool) -> None:
         super().__init__()
@@ -204,13 +205,13 @@ class TorchTarget(torch.nn.Module):
         self.lm_head = head
 
     def get_input_embeddings(self) -> torch.nn.Embedding:
-        """Return the embedding, under the name transformers gives it."""
+        """Return the embedding; transformers calls this method."""
         return self.embedding
 
 
 @torch.inference_mode()
 def _torch_outcome(case: Case, folder: Path, inputs: Tensors) -> Outcome:
-    """Drive the official PyTorch draft through the rounds exactly as its own loop does."""
+    """Run the official PyTorch draft through the rounds as its own loop does."""
     from dflash import model as official
 
     draft = _model_class(case).from_pretrained(folder, dtype=torch.float32).eval()
@@ -246,8 +247,8 @@ def _torch_outcome(case: Case, folder: Path, inputs: Tensors) -> Outcome:
 def _selected(draft, hidden, anchor, logits, head, case: Case) -> tuple[Tensors, float]:
     """Return the selector's greedy path, a sampled path with its probabilities, and the margin.
 
-    Official code draws the path; it is stored, so that its probabilities can be compared
-    without sharing a random number generator.
+    The path that the official code draws is stored, so that its probabilities can be compared
+    without a shared random number generator.
     """
     greedy = draft.propose(hidden, anchor, head, 0.0)[0]
     torch.manual_seed(7)
@@ -295,7 +296,7 @@ def _agreement(mlx: Outcome | str, torch_: Outcome | str, n_rounds: int) -> str:
 
 
 def _mlx_outcome(case: Case, folder: Path, inputs: Tensors) -> Outcome | str:
-    """Drive the official MLX draft through the rounds, or say why it cannot be loaded."""
+    """Run the official MLX draft through the rounds, or return why it cannot be loaded."""
     import mlx.core as mx
     import numpy
 

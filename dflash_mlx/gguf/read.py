@@ -27,7 +27,7 @@ _ROPE_FACTORS = "rope_freqs.weight"
 
 
 @dataclass(frozen=True)
-class GGUFModel:
+class GGUFCheckpoint:
     """One file: `config` with the keys of a `config.json`, lazy weights, and the vocabulary.
 
     The caller may remove tensors from `weights` one by one, so that a stored tensor is freed when
@@ -48,7 +48,7 @@ class TensorPlace:
     permuted_heads: int | None = None
 
 
-def read_gguf(path: Path, outline: bool = False) -> GGUFModel:
+def read_gguf(path: Path, outline: bool = False) -> GGUFCheckpoint:
     """Return the model in the GGUF file at `path`; an `outline` has shapes and types only.
 
     Before a weight is read the header is checked: each tensor of the family is present once, with
@@ -61,10 +61,10 @@ def read_gguf(path: Path, outline: bool = False) -> GGUFModel:
     header = read_header(path)
     config, tokenizer, places = describe(header, path)
     if outline:
-        return GGUFModel(config, dict(_outlines(header, places)), tokenizer)
+        return GGUFCheckpoint(config, dict(_outlines(header, places)), tokenizer)
     with reading(path, "the weights", "download it again"):
         stored: Any = mx.load(str(path), format="gguf")
-    return GGUFModel(config, dict(_renamed(stored, places)), tokenizer)
+    return GGUFCheckpoint(config, dict(_renamed(stored, places)), tokenizer)
 
 
 def describe(

@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 from dflash_mlx.errors import BadCheckpoint, DFlashError, UnsupportedModel
 from dflash_mlx.gguf import header as gguf_header
 from dflash_mlx.gguf.header import read_header
-from dflash_mlx.gguf.read import GGUFModel, read_gguf
+from dflash_mlx.gguf.read import GGUFCheckpoint, read_gguf
 from dflash_mlx.gguf.rope import llama3_scaling
 from tests.gguf.embedded import embedded_target
 from tests.gguf.writer import (
@@ -28,7 +28,7 @@ from tests.gguf.writer import (
 )
 
 
-def used(model: GGUFModel, name: str) -> np.ndarray:
+def used(model: GGUFCheckpoint, name: str) -> np.ndarray:
     """The float32 values of a tensor, dequantized where it is packed."""
     weight = model.weights[f"{name}.weight"]
     if (scales := model.weights.get(f"{name}.scales")) is not None:
@@ -332,13 +332,13 @@ def test_the_embedded_target_is_what_its_card_says() -> None:
     assert packed + norms == card.parameters
 
 
-def packed_of(model: GGUFModel) -> list[tuple[str, mx.array]]:
+def packed_of(model: GGUFCheckpoint) -> list[tuple[str, mx.array]]:
     """The packed tensors, by module name."""
     names = [name.removesuffix(".scales") for name in model.weights if name.endswith(".scales")]
     return [(name, model.weights[f"{name}.weight"]) for name in names]
 
 
-def bits_of(model: GGUFModel, name: str) -> int:
+def bits_of(model: GGUFCheckpoint, name: str) -> int:
     """Bits per element of the packed module `name`."""
     settings = model.config["quantization"]
     return int(settings.get(name, settings)["bits"])

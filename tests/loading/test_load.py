@@ -1,4 +1,4 @@
-"""Folders into models: everything used exactly once, or refused with what to do."""
+"""Folders into models: every tensor is used once, or the folder is refused."""
 
 import json
 
@@ -40,7 +40,7 @@ def dflash(**changes):
 
 
 def test_a_written_draft_reads_back_as_it_was(target, weights, tmp_path):
-    """A key that is read differently than it is spelled costs acceptance in silence."""
+    """A misread key lowers acceptance without an error."""
     draft = load_draft(write_draft(tmp_path / "draft", weights), target, compute_here())
     assert draft.model.config == draft_config(target)
     written = answer(Pair(target, draft), 24)
@@ -48,7 +48,7 @@ def test_a_written_draft_reads_back_as_it_was(target, weights, tmp_path):
 
 
 def test_names_may_carry_the_prefix_of_re_exports(target, weights, tmp_path):
-    """Some uploads put `model.` in front of every name."""
+    """Some uploads have `model.` before every name."""
     prefixed = {f"model.{name}": array for name, array in weights.items()}
     draft = load_draft(write_draft(tmp_path / "draft", prefixed), target, compute_here())
     assert mx.array_equal(draft.model.fc.weight, weights["fc.weight"])
@@ -56,7 +56,7 @@ def test_names_may_carry_the_prefix_of_re_exports(target, weights, tmp_path):
 
 @pytest.mark.parametrize("everything", [True, False])
 def test_quantized_drafts_load_partly_or_wholly(target, tmp_path, everything):
-    """What people have are quantized drafts, of which some keep a layer dense."""
+    """Published quantized drafts leave some layers dense."""
     model = random_draft(target).model
     nn.quantize(
         model,
@@ -81,7 +81,7 @@ def test_quantized_drafts_load_partly_or_wholly(target, tmp_path, everything):
 
 
 def test_a_draft_brings_its_own_embedding_and_head(target, weights, tmp_path):
-    """A draft that has its own head and is given the target's proposes noise."""
+    """A draft with its own head was run with the target's head."""
     own = {
         "embed_tokens.weight": mx.random.normal((260, 32), key=mx.random.key(1)),
         "lm_head.weight": mx.random.normal((260, 32), key=mx.random.key(2)),
@@ -111,15 +111,15 @@ def test_a_draft_brings_its_own_embedding_and_head(target, weights, tmp_path):
     ],
 )
 def test_drafts_that_do_not_fit_are_refused(target, weights, tmp_path, config, error, word):
-    """A guessed value loads, runs, and accepts next to nothing."""
+    """With a guessed value the draft loads, and almost no token is accepted."""
     folder = write_draft(tmp_path / "draft", weights, config)
     with pytest.raises(error, match=word):
         load_draft(folder, target, compute_here())
 
 
 @pytest.mark.parametrize("where", ["dflash_config", "top"])
-def test_the_block_size_is_found_where_it_stands(target, weights, tmp_path, where):
-    """Loaders that looked in one place ran blocks of 16 on drafts made for 8."""
+def test_the_block_size_is_read_from_both_places(target, weights, tmp_path, where):
+    """A block size of 16 was used for drafts trained with 8."""
     config = dflash(block_size=8) if where == "dflash_config" else PUBLISHED
     config = {**config, "block_size": 4} if where == "dflash_config" else config
     draft = load_draft(write_draft(tmp_path / "draft", weights, config), target, compute_here())
@@ -127,8 +127,8 @@ def test_the_block_size_is_found_where_it_stands(target, weights, tmp_path, wher
 
 
 @pytest.mark.parametrize("nested", [True, False])
-def test_the_rope_base_is_found_in_either_key(target, weights, tmp_path, nested):
-    """Drafts saved by transformers 5 nest it, and loaders crashed."""
+def test_rope_theta_is_read_from_both_places(target, weights, tmp_path, nested):
+    """Drafts saved by transformers 5 nest rope_theta, and loading failed."""
     config = dict(PUBLISHED)
     if nested:
         config["rope_parameters"] = {"rope_theta": config.pop("rope_theta"), "rope_type": "default"}
@@ -136,8 +136,8 @@ def test_the_rope_base_is_found_in_either_key(target, weights, tmp_path, nested)
     assert draft.model.config.rope_theta == 10000.0
 
 
-def test_left_over_and_missing_weights_are_named(target, weights, tmp_path):
-    """A tensor that is ignored belongs to a model that we do not run."""
+def test_superfluous_and_missing_weights_are_named(target, weights, tmp_path):
+    """A superfluous tensor belongs to a draft of another kind."""
     strange = {**weights, "markov_head.weight": mx.zeros((2, 2))}
     with pytest.raises(BadCheckpoint, match=r"no place for markov_head\.weight"):
         load_draft(write_draft(tmp_path / "one", strange), target, compute_here())
@@ -147,7 +147,7 @@ def test_left_over_and_missing_weights_are_named(target, weights, tmp_path):
 
 
 def test_a_draft_as_the_target_and_a_target_as_the_draft_are_told_apart(target, weights, tmp_path):
-    """Names say little; two folders are easily swapped."""
+    """Swapped folders gave an error about missing tensors."""
     draft = write_draft(tmp_path / "draft", weights)
     with pytest.raises(UnsupportedModel, match="holds a draft, not a target"):
         load_target(draft, compute_here())
@@ -155,23 +155,23 @@ def test_a_draft_as_the_target_and_a_target_as_the_draft_are_told_apart(target, 
         load_draft(write_target(tmp_path / "target"), target, compute_here())
 
 
-@pytest.mark.parametrize("kept", [0, 4, 100, 3000])
-def test_truncated_weights_are_named(target, weights, tmp_path, kept):
+@pytest.mark.parametrize("n_bytes", [0, 4, 100, 3000])
+def test_truncated_weights_are_named(target, weights, tmp_path, n_bytes):
     """An interrupted copy gave a traceback, or a model of zeros."""
     file = write_draft(tmp_path / "draft", weights) / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:kept])
+    file.write_bytes(file.read_bytes()[:n_bytes])
     with pytest.raises(BadCheckpoint, match=r"model\.safetensors"):
         load_draft(file.parent, target, compute_here())
     folder = write_target(tmp_path / "target")
     file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:kept])
+    file.write_bytes(file.read_bytes()[:n_bytes])
     with pytest.raises(BadCheckpoint, match=r"model\.safetensors"):
         load_target(folder, compute_here())
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]"])
-def test_a_folder_without_a_configuration_is_no_model(target, tmp_path, text):
-    """A JSON error from the depths names neither file nor remedy."""
+def test_a_folder_without_a_configuration_is_refused(target, tmp_path, text):
+    """A JSON error named neither file nor remedy."""
     tmp_path.joinpath("model").mkdir()
     if text is not None:
         (tmp_path / "model" / "config.json").write_text(text)
@@ -183,8 +183,8 @@ def test_a_folder_without_a_configuration_is_no_model(target, tmp_path, text):
             load(tmp_path / "model")
 
 
-def test_a_family_that_does_not_run_here_is_refused_with_those_that_do(tmp_path):
-    """A gate by name, or an exception of another library, does not help anybody choose."""
+def test_an_unsupported_family_is_refused_with_the_supported_ones(tmp_path):
+    """An exception of mlx-lm did not say which families are supported."""
     folder = write_target(tmp_path / "target")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}))
@@ -193,7 +193,7 @@ def test_a_family_that_does_not_run_here_is_refused_with_those_that_do(tmp_path)
 
 
 def test_weights_are_not_held_twice(target, weights, tmp_path):
-    """Loading needs no more than the stored plus the used weights."""
+    """Loading held the stored and the converted weights of the whole model at once."""
     folder = write_draft(tmp_path / "draft", {k: v.astype(mx.bfloat16) for k, v in weights.items()})
     load_draft(folder, target, compute_here())
     mx.clear_cache()
@@ -217,5 +217,5 @@ def test_weights_are_not_held_twice(target, weights, tmp_path):
     ],
 )
 def test_sampling_defaults_come_from_the_models_generation_config(generation, expected):
-    """A default of ours in place of the model's makes its answers worse, or dull."""
+    """Other sampling defaults than the model's make its answers worse."""
     assert sampling_defaults(generation) == expected

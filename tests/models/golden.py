@@ -1,4 +1,4 @@
-"""The official implementation's rounds in `tests/golden/`, and our draft made of their weights."""
+"""The official implementation's rounds in `tests/golden/`, and our draft with their weights."""
 
 import json
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from dflash_mlx.models.protocols import TargetShape
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 TOLERANCE = 1e-4
-"""Of the largest expected value: float32 rounding stays near 1e-6, a wrong mask near 1."""
+"""Relative to the largest expected value: float32 rounding is near 1e-6, a wrong mask near 1."""
 
 
 def configuration(name: str) -> dict:
@@ -28,8 +28,8 @@ FIRST = [name for name in CASES if configuration(name)["architectures"] == ["DFl
 SECOND = [name for name in CASES if configuration(name)["architectures"] == ["DFlash2DraftModel"]]
 
 
-class Lender:
-    """As much of a target as a draft borrows: an embedding, scaled, and a head."""
+class SharedParts:
+    """The parts of a target that a draft shares: a scaled embedding and a head."""
 
     def __init__(self, tied: bool, scale: float) -> None:
         weights = mx.load(str(GOLDEN / "target.safetensors"))
@@ -38,7 +38,7 @@ class Lender:
         self.projection = head.T
         self.scale = scale
         rows, dim = self.embedding.shape
-        self.shape = TargetShape("lender", dim, 8, rows, 256, 1, 1)
+        self.shape = TargetShape("shared parts", dim, 8, rows, 256, 1, 1)
 
     def embed(self, tokens: mx.array) -> mx.array:
         return self.embedding[tokens] * self.scale
@@ -49,7 +49,7 @@ class Lender:
 
 @dataclass(frozen=True)
 class Golden:
-    """One case: the bound draft, and the tensors of each round by name."""
+    """One case: the bound draft, and the expected tensors of each round by name."""
 
     draft: BoundDraft
     rounds: list[dict[str, mx.array]]
@@ -67,12 +67,12 @@ def load(name: str) -> Golden:
     model = draft_model(read_draft_config(configuration(name)), ())
     model.load_weights([(runtime_name(key), value) for key, value in weights.items()])
     model.set_dtype(mx.float32)
-    target = Lender(facts["tied"], facts["target_scale"])
+    target = SharedParts(facts["tied"], facts["target_scale"])
     return Golden(bind(model, target), rounds, facts["temperature"])
 
 
 def extend(draft: BoundDraft, features: mx.array, context: ContextCache, rows: int) -> None:
-    """Append context rows of one round, at most `rows` of them at a time."""
+    """Append the context rows of one round, at most `rows` at a time."""
     for first in range(0, len(features), rows):
         piece = features[None, first : first + rows].astype(mx.float32)
         draft.extend(piece, context.length, context)

@@ -1,4 +1,4 @@
-"""Rows that mlx-lm's caches and ours keep, as arrays by absolute position, to be compared."""
+"""Compares the rows of mlx-lm's caches with the rows of ours by absolute position."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -18,14 +18,14 @@ from dflash_mlx.cache import (
 
 
 class Rows(NamedTuple):
-    """Arrays whose row axis begins at position `first`; states have one row, the newest."""
+    """Arrays whose row axis starts at position `first`; a state has one row, the newest."""
 
     first: int
     arrays: list[np.ndarray]
 
 
 def assert_same_rows(ours: Sequence[LayerCache], theirs: Sequence[Any], tolerance: float) -> None:
-    """Compare two walks' caches at every position that both keep; 0 asks for equal bits."""
+    """Compare caches at every position that both keep; a tolerance of 0 needs equal bits."""
     assert len(ours) == len(theirs)
     for index, (our, their) in enumerate(zip(ours, theirs, strict=True)):
         for got, want in zip(_ours(our), _theirs(their), strict=True):

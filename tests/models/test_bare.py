@@ -1,11 +1,11 @@
-"""Which families the converter may walk layer by layer."""
+"""Which families the converter can run layer by layer."""
 
 from tests.tiny import tiny_target
 from tests.tiny_configs import CONFIGS
 
 
-def test_only_walks_without_anything_else_count_as_bare():
-    """A scale or a cap that is left out measures the divergence of another model."""
+def test_only_families_without_extra_operations_are_bare():
+    """Without its scale or cap, the divergence of another model is measured."""
     bare = {name for name in CONFIGS if tiny_target(name).is_bare}
     assert bare == {
         *("llama", "llama3", "llama_windowed", "qwen2", "qwen3", "qwen3_moe", "qwen3_next"),

@@ -1,4 +1,4 @@
-"""DFlash 2: drawn paths against the official sampler's, and exactness of what is accepted."""
+"""DFlash 2: sampled paths against the official sampler, and exactness of accepted tokens."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ SECOND_DRAFT = {"convolution": ConvolutionConfig(2, 8), "selector": SelectorConf
 
 @pytest.mark.parametrize("name", SECOND)
 def test_a_drawn_path_has_the_official_probabilities(name: str) -> None:
-    """Rejection with other probabilities than the draw's own changes the text's distribution."""
+    """Rejection sampling with wrong probabilities changes the distribution of the text."""
     golden = load(name)
     draft, temperature = golden.draft, golden.temperature
     context = draft.make_context()
@@ -54,7 +54,7 @@ def test_a_drawn_path_has_the_official_probabilities(name: str) -> None:
 
 
 def test_candidates_are_what_the_path_was_drawn_from() -> None:
-    """Frequencies of a drawn slot are its stated probabilities: 300 seeds, false alarms 1 in
+    """Frequencies of a slot equal its candidates' probabilities: 300 seeds, false alarms 1 in
     10^5."""
     draft = selecting_draft(tiny_target())
     context = draft.make_context()
@@ -69,7 +69,7 @@ def test_candidates_are_what_the_path_was_drawn_from() -> None:
     assert ((counts[ids] - expected) ** 2 / expected).sum() < 33  # 5 degrees of freedom
 
 
-def test_accepted_and_refused_together_follow_the_target() -> None:
+def test_accepted_and_rejected_tokens_together_follow_the_target() -> None:
     """The first token's frequencies are the target's, whatever was proposed: 400 seeds, false
     alarms 1 in 10^5."""
     draft = selecting_draft(tiny_target())
@@ -92,7 +92,7 @@ def test_accepted_and_refused_together_follow_the_target() -> None:
 
 
 def test_a_greedy_request_gets_a_certain_proposal() -> None:
-    """A path with probabilities would be refused at random where the target is greedy."""
+    """A proposal with probabilities is rejected at random although the target is greedy."""
     draft = selecting_draft(tiny_target())
     context = draft.make_context()
     draft.extend(mx.zeros((1, 3, 64)), 0, context)
@@ -100,7 +100,7 @@ def test_a_greedy_request_gets_a_certain_proposal() -> None:
 
 
 def test_a_convolution_reaches_neither_forward_nor_out_of_the_block() -> None:
-    """One row of leakage and every later proposal is conditioned on what is not there."""
+    """A row that reads later rows makes every proposal depend on masked positions."""
     layer = BlockConvolution(16, ConvolutionConfig(3, 4))
     layer.base_kernel = mx.random.normal((2, 3, 16), key=mx.random.key(1))
     rows = mx.random.normal((1, 6, 16), key=mx.random.key(2))
@@ -113,8 +113,8 @@ def test_a_convolution_reaches_neither_forward_nor_out_of_the_block() -> None:
     assert mx.array_equal(layer.before(changed)[0][:, :3], whole[:, :3])
 
 
-def test_an_anchor_beyond_the_codebook_is_survived() -> None:
-    """A target pads its vocabulary further than the draft; reading past a table is garbage."""
+def test_an_anchor_beyond_the_codebook_is_clamped() -> None:
+    """The target's padded vocabulary is larger than the codebook, which was read past its end."""
     target = tiny_target()
     config = draft_config(target, **SECOND_DRAFT, vocab_size=200)
     selector = CandidateSelector(config, config.selector)
@@ -124,7 +124,7 @@ def test_an_anchor_beyond_the_codebook_is_survived() -> None:
 
 
 def test_ids_that_only_pad_one_side_are_never_proposed() -> None:
-    """Padded rows of a head are untrained: any of their logits may be the largest."""
+    """Padded rows of a head are untrained, and their logits can be the largest."""
     target = tiny_target()
     draft = selecting_draft(target, vocab_size=200)
     target.model.lm_head.weight[200:] = 100.0
@@ -136,14 +136,14 @@ def test_ids_that_only_pad_one_side_are_never_proposed() -> None:
 
 
 def test_greedy_text_with_a_second_draft_is_the_targets_own() -> None:
-    """The loop must not care how a proposal came about."""
+    """A selected path must not change greedy text."""
     target = tiny_target()
     want = plain(target.model, PROMPT, 40)
     assert answer(Pair(target, selecting_draft(target)), 40) == want
 
 
-def test_a_sampled_request_draws_again_what_its_seed_drew() -> None:
-    """Two runs with one seed that differ cannot be looked into."""
+def test_a_seed_gives_the_same_sampled_text_again() -> None:
+    """Two runs with one seed gave different texts."""
     worker = Worker("test")
 
     def load() -> LoadedPair:
@@ -187,7 +187,7 @@ def test_the_loop_draws_from_the_target_whatever_the_selector_proposes() -> None
 
 
 def test_a_broken_draft_does_no_harm_to_sampled_text() -> None:
-    """Probabilities that are not numbers would choose the target's token as well."""
+    """NaN probabilities changed the target's tokens."""
     draft = selecting_draft(tiny_target())
     draft.model.candidate_selector.hidden_projection.weight *= float("nan")
     context = draft.make_context()

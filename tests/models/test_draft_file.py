@@ -1,4 +1,4 @@
-"""What a draft's configuration may say, in both layouts, and what is refused, not ignored."""
+"""Draft configurations in both layouts, and the keys that are refused."""
 
 import json
 
@@ -83,7 +83,7 @@ def proposed(draft, seed=4):
 
 
 def test_both_layouts_mean_the_same_draft():
-    """Taps that are off by one layer load, run, and cost a sixth of what is accepted."""
+    """Hidden states that are off by one layer cost a sixth of the accepted tokens."""
     published, speculators = read_draft_config(PUBLISHED), read_draft_config(SPECULATORS)
     assert speculators.target_layer_ids == published.target_layer_ids == (0, 2)
     assert speculators.in_block_causal == published.in_block_causal == (True, False)
@@ -92,8 +92,8 @@ def test_both_layouts_mean_the_same_draft():
     assert (speculators.rms_norm_eps, speculators.rope_theta) == (1e-6, 10000.0)
 
 
-def test_second_drafts_of_both_layouts_see_the_whole_block():
-    """DFlash 2 is not causal inside a block; a peer ran it so and lost half."""
+def test_dflash2_drafts_of_both_layouts_attend_to_the_whole_block():
+    """A DFlash 2 draft run as causal inside the block loses half of its accepted tokens."""
     second = {**SPECULATORS, "speculators_model_type": "dflash2"}
     del second["sliding_window_non_causal"]
     second |= {key: SECOND["dflash_config"][key] for key in ("conv_kernel_size", "conv_group_size")}
@@ -124,13 +124,13 @@ def test_second_drafts_of_both_layouts_see_the_whole_block():
     ],
 )
 def test_other_mathematics_is_refused_by_name(config, word):
-    """A key that is ignored makes a draft that loads, answers, and is never accepted."""
+    """With such a key ignored the draft loads, and no token is accepted."""
     with pytest.raises(UnsupportedModel, match=word):
         read_draft_config(config)
 
 
-def test_keys_without_mathematics_are_no_reason_to_refuse():
-    """A published draft must not fail over who made it."""
+def test_keys_without_effect_are_accepted():
+    """A published draft was refused for the keys of its exporter."""
     named = {"_name_or_path": "x", "torch_dtype": "bfloat16", "transformers_version": "5.15.0"}
     read_draft_config({**nested(PUBLISHED, runtime_block_size=3), **named})
 
@@ -146,7 +146,7 @@ def test_keys_without_mathematics_are_no_reason_to_refuse():
     ],
 )
 def test_impossible_values_are_named(config, word):
-    """A guess in place of a missing value is wrong for most published drafts."""
+    """A guessed value is wrong for most published drafts."""
     with pytest.raises(BadCheckpoint, match=word):
         read_draft_config(config)
 
@@ -210,7 +210,7 @@ def test_sinks_take_attention_without_giving_a_value(target, tmp_path):
 
 
 def test_a_second_draft_reads_its_bare_codebooks(target, tmp_path):
-    """Published files hold the codebooks without `.weight`."""
+    """Published files name the codebooks without `.weight`."""
     weights = weights_of(selecting_draft(target))
     bare = {name.replace("codebook.weight", "codebook"): w for name, w in weights.items()}
     assert bare.keys() != weights.keys()
@@ -231,7 +231,7 @@ def quantized(weights, rank):
 
 
 def test_quantized_codebooks_are_read(target, tmp_path):
-    """They are the largest tables of a DFlash 2 draft, and the first to be quantized."""
+    """Quantized codebooks, the largest tensors of a DFlash 2 draft, were refused."""
     config = nested(SECOND, selector_rank=32)
     weights = weights_of(selecting_draft(target))
     weights["candidate_selector.hidden_projection.weight"] = mx.ones((32, 32))
@@ -243,8 +243,8 @@ def test_quantized_codebooks_are_read(target, tmp_path):
     assert mx.abs(table - wide[3]).max().item() < 0.05
 
 
-def test_what_does_not_fit_a_second_draft_is_refused(target, tmp_path):
-    """A draft without its convolutions is another draft; a codebook of another width is none."""
+def test_missing_and_misshaped_tensors_of_dflash2_are_refused(target, tmp_path):
+    """A draft without its convolutions loaded, and a codebook of another rank failed late."""
     weights = weights_of(selecting_draft(target))
     without = {name: w for name, w in weights.items() if "mlp_conv" not in name}
     with pytest.raises(BadCheckpoint, match=r"lacks layers\.0\.mlp_conv"):
@@ -258,8 +258,8 @@ def test_what_does_not_fit_a_second_draft_is_refused(target, tmp_path):
 
 
 @pytest.mark.parametrize(("size", "fits"), [(260, True), (200, True), (384, True), (4096, False)])
-def test_a_vocabulary_may_be_padded_and_no_more(target, tmp_path, size, fits):
-    """Builds of one model pad their vocabulary differently; another lineage has another one."""
+def test_vocabularies_may_differ_by_padding_only(target, tmp_path, size, fits):
+    """Builds of one model pad their vocabulary differently; other models have other sizes."""
     weights = weights_of(random_draft(target))
     folder = write(tmp_path / "draft", {**PUBLISHED, "vocab_size": size}, weights)
     if fits:
@@ -269,8 +269,8 @@ def test_a_vocabulary_may_be_padded_and_no_more(target, tmp_path, size, fits):
             load_draft(folder, target, compute_here())
 
 
-def test_taps_below_the_targets_last_layer_are_refused(target, tmp_path):
-    """speculators files do not say how deep their target is."""
+def test_layer_ids_beyond_the_targets_last_layer_are_refused(target, tmp_path):
+    """speculators files do not hold the number of the target's layers."""
     weights = weights_of(random_draft(target))
     deep = {**SPECULATORS, "aux_hidden_state_layer_ids": [1, 9]}
     with pytest.raises(
@@ -279,8 +279,8 @@ def test_taps_below_the_targets_last_layer_are_refused(target, tmp_path):
         load_draft(write(tmp_path / "deep", deep, weights), target, compute_here())
 
 
-def test_a_draft_computes_in_its_own_type_whatever_its_target_does():
-    """Halves beside bfloat16 made float32 of every weight of the draft, in every round."""
+def test_a_draft_computes_in_its_own_type():
+    """float16 hidden states with bfloat16 weights promoted every weight to float32 each round."""
     target = tiny_target("qwen3")
     target.model.set_dtype(mx.float16)
     draft = random_draft(target)

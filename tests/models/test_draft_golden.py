@@ -1,6 +1,6 @@
 """The draft against the official implementation, on the small drafts of `tests/golden/`.
 
-`scripts/make_golden.py` made the data with the official `dflash` package and tells its layout.
+`scripts/make_golden.py` writes the data with the official `dflash` package and documents it.
 """
 
 import mlx.core as mx
@@ -22,8 +22,7 @@ def assert_round(draft: BoundDraft, expected: dict[str, mx.array], context: Cont
 
 @pytest.mark.parametrize("name", CASES)
 def test_rounds_equal_the_official_draft(name: str) -> None:
-    """A mask, a rotation offset, a scale or a norm that is off only lowers acceptance: no output
-    of the engine would ever look wrong."""
+    """A wrong mask, rotation offset, scale or norm lowers acceptance and changes no output."""
     golden = load(name)
     context = golden.draft.make_context()
     for expected in golden.rounds:
@@ -34,7 +33,7 @@ def test_rounds_equal_the_official_draft(name: str) -> None:
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("name", ["mixed", "sliding", "full", "dflash2"])
 def test_context_in_pieces_equals_context_at_once(name: str, rows: int) -> None:
-    """A long prompt's features come chunk by chunk, and must land at the same positions."""
+    """Hidden states of a long prompt arrive in chunks and got wrong positions."""
     golden = load(name)
     context = golden.draft.make_context()
     for expected in golden.rounds:
@@ -44,8 +43,7 @@ def test_context_in_pieces_equals_context_at_once(name: str, rows: int) -> None:
 
 @pytest.mark.parametrize("earlier", [200, 241, 242, 248, 255, 256, 600])
 def test_rows_before_the_window_change_nothing(earlier: int) -> None:
-    """In a long chat the window's buffer is full again and again; what left it must not be seen,
-    and positions far from zero rotate queries and keys alike."""
+    """Rows outside the window stayed visible after its buffer had wrapped."""
     golden = load("sliding_open")
     context = golden.draft.make_context()
     width = golden.rounds[0]["features"].shape[1]

@@ -1,9 +1,9 @@
-"""Every family of targets through the one decode loop: the text and the caches of mlx-lm alone.
+"""Every family of targets through the decode loop: text and caches equal mlx-lm's own.
 
-A family is a name in `tests/tiny_configs.py`; these tests come with it. Where mlx-lm computes one
-row and several rows in the same order of sums, text and caches are equal bit for bit. Latent
-attention has a form of its own for one row, and a wrapped window a rotated order: there caches
-agree within 1e-4, and texts may part only where the two best logits are closer than that.
+A family is a name in `tests/tiny_configs.py`. Where mlx-lm sums one row and several rows in the
+same order, text and caches are equal bit for bit. Latent attention has another form for one row,
+and a wrapped window another order: there caches agree within 1e-4, and texts may differ only where
+the two best logits are closer than that.
 """
 
 from collections.abc import Iterator
@@ -56,21 +56,21 @@ OTHER_ORDER = {
     "glm_moe_dsa",
     "longcat_flash",
 }
-"""Families in which mlx-lm itself sums one row in another order than several."""
+"""Families in which mlx-lm sums one row in another order than several rows."""
 
 NEAR_TIE = 1e-4
 
 
 @pytest.fixture(scope="module", autouse=True)
 def uncompiled() -> Iterator[None]:
-    """MLX compiles fused graphs with the system's compiler, seconds for each new one."""
+    """MLX compiles each new fused graph with the system's compiler, which takes seconds."""
     mx.disable_compile()
     yield
     mx.enable_compile()
 
 
 class Known(NamedTuple):
-    """A tiny target with what mlx-lm alone writes behind `PROMPT`, and the caches behind that."""
+    """A tiny target with mlx-lm's text after `PROMPT` and its caches after that text."""
 
     family: str
     target: DecoderTarget
@@ -100,7 +100,7 @@ def known(request: pytest.FixtureRequest) -> Known:
 
 
 def assert_same_text(known: Known, got: list[int], want: list[int]) -> None:
-    """Compare tokens; a near tie excuses the first difference where sums differ in order."""
+    """Compare tokens; the first difference may be a near tie where sums differ in order."""
     differ = [at for at, (a, b) in enumerate(zip(got, want, strict=True)) if a != b]
     if not differ:
         return
@@ -108,12 +108,12 @@ def assert_same_text(known: Known, got: list[int], want: list[int]) -> None:
     logits = known.target.model(mx.array([before]))[0, -1]
     second, first = np.sort(np.array(logits))[-2:]
     gap = float(first - second)
-    print(f"{known.family} parts at token {differ[0]}, top-two gap {gap:.1e}")  # noqa: T201
-    assert known.tolerance and gap < NEAR_TIE, f"parts at token {differ[0]}, gap {gap:.1e}"
+    print(f"{known.family} differs at token {differ[0]}, top-two gap {gap:.1e}")  # noqa: T201
+    assert known.tolerance and gap < NEAR_TIE, f"differs at token {differ[0]}, gap {gap:.1e}"
 
 
 def assert_decodes(known: Known, draft: Draft, policy: BlockSizes | None = None) -> list[int]:
-    """Decode one token more than mlx-lm wrote, so that its caches hold the same rows."""
+    """Decode one token more than mlx-lm did, so that both caches hold the same rows."""
     pair = Pair(known.target, draft)
     cache, state = read_prompt(pair)
     got, accepted = [], []
@@ -127,13 +127,13 @@ def assert_decodes(known: Known, draft: Draft, policy: BlockSizes | None = None)
 
 
 def test_every_draft_token_accepted(known: Known) -> None:
-    """Full blocks append several rows at once, through every wrap of a window."""
+    """Full blocks that wrap a window corrupted its rows."""
     accepted = assert_decodes(known, oracle_draft(known.text))
     assert set(accepted[:-2]) == {7}
 
 
 def test_no_draft_token_accepted(known: Known) -> None:
-    """Every round takes back all rows but one."""
+    """Every round rolls back all rows but one."""
     # not a fixed block, which would stop drafting after a while
     accepted = assert_decodes(known, zero_draft(known.text), BlockSizes(4))
     assert accepted == [0] * (LENGTH + 1)
@@ -141,8 +141,7 @@ def test_no_draft_token_accepted(known: Known) -> None:
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_every_length_accepted_among_plain_steps(family: str) -> None:
-    """A rollback of each length, then one row alone, then a short block: a ring cache goes wrong
-    exactly there."""
+    """A rotating cache was wrong after a rollback followed by a single row."""
     known = know(family)
     draft = ScriptedDraft(known.text, list(range(8)) * 40)
     accepted = assert_decodes(known, draft, BlockSizes(8, 1, 5, 1, 1, 3))
@@ -150,14 +149,14 @@ def test_every_length_accepted_among_plain_steps(family: str) -> None:
 
 
 def test_a_random_draft_changes_nothing(known: Known) -> None:
-    """The real draft's own path: taps of first and last layer, embedding and head borrowed."""
+    """A real draft reads hidden states and shares embedding and head; text must not change."""
     got = answer(Pair(known.target, random_draft(known.target)), 24)
     assert_same_text(known, got, known.written[:24])
 
 
 @pytest.mark.parametrize("n_rows", [1, 7, 64])
 def test_prompts_in_chunks(known: Known, n_rows: int) -> None:
-    """A long prompt is read in pieces, which wrap windows and pass on states."""
+    """A long prompt is read in chunks, which wrap windows and carry states over."""
     prompt = known.text[:75]
     draft = ScriptedDraft(known.text, [3, 0, 7, 1])
     got = answer(Pair(known.target, draft), 24, prompt, prefill_step_size=n_rows)
@@ -167,8 +166,8 @@ def test_prompts_in_chunks(known: Known, n_rows: int) -> None:
     assert_same_text(known, got, want)
 
 
-def test_a_round_that_fails_is_as_if_it_never_began(known: Known) -> None:
-    """A cancelled request must leave rows that the next one can stand on, whatever the moment."""
+def test_an_interrupted_round_leaves_the_caches_as_before_it(known: Known) -> None:
+    """A cancelled request left rows that the next request continued from."""
     draft = ScriptedDraft(known.text, [2, 5, 0, 7])
     pair = Pair(known.target, draft)
     cache, state = read_prompt(pair)
@@ -194,7 +193,7 @@ def test_a_round_that_fails_is_as_if_it_never_began(known: Known) -> None:
 
 
 def test_a_later_turn_reads_only_what_is_new(known: Known) -> None:
-    """Going back to the last turn's prompt must leave the rows of having read no further."""
+    """After going back to a snapshot, rows of the dropped tokens stayed in the cache."""
     pair = Pair(known.target)
     cache, state = read_prompt(pair)
     cache.append(4)
@@ -213,7 +212,7 @@ def test_a_later_turn_reads_only_what_is_new(known: Known) -> None:
 
 
 def test_sampled_text_is_what_plain_sampling_writes(known: Known) -> None:
-    """Drafting must not move the distribution: with one seed the text is the same to the token."""
+    """With one seed, drafting changed the sampled text."""
     sampling = SamplingConfig(temperature=0.8, top_p=0.95, seed=3)
     rule = match_rule(sampling, 3)
     alone = answer(Pair(known.target), 40, accept_rule=rule)
@@ -221,22 +220,22 @@ def test_sampled_text_is_what_plain_sampling_writes(known: Known) -> None:
     drafted = answer(Pair(known.target, draft), 40, accept_rule=rule)
     assert drafted == alone or known.tolerance
     same = [a == b for a, b in zip(drafted, alone, strict=True)]
-    assert same.count(True) >= 10, "a near tie parts texts late, an error parts them at once"
+    assert same.count(True) >= 10, "a near tie separates texts late, an error at once"
 
 
 def test_sampled_tokens_follow_the_target(known: Known) -> None:
     """The frequencies of a round's first and second token are the target's probabilities.
 
-    Pearson's statistic over the likeliest tokens and the rest, 400 seeds: a right sampler exceeds
-    the limit once in 10^5 families, and the seeds are fixed.
+    Pearson's statistic over the most likely tokens and the rest, 400 fixed seeds: a correct
+    sampler exceeds the limit in one of 10^5 families.
     """
     sampling = SamplingConfig(temperature=1.0)
     pair = Pair(known.target)
     cache, state = read_prompt(pair)
     best = known.written[0]
     cache.append(2)
-    walked = known.target.forward(mx.array([[state.anchor, best]]), cache.layers, ())
-    logits = known.target.logits(walked.hidden)[0]
+    output = known.target.forward(mx.array([[state.anchor, best]]), cache.layers, ())
+    logits = known.target.logits(output.hidden)[0]
     scores = log_probs(logits)
     probs = np.array(mx.softmax(filtered(scores, sampling), axis=-1), dtype=np.float64)
     drawn = [choose(logits, sampling, seed, cache.length + 1) for seed in range(400)]

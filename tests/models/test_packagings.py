@@ -1,4 +1,4 @@
-"""How published targets wrap their text model: nested names, towers to drop, heads for training."""
+"""Published targets that wrap their text model: nested names, vision towers, extra heads."""
 
 import json
 
@@ -33,7 +33,7 @@ def write(folder, config, weights):
 
 
 def published(name, weight):
-    """A tensor of `qwen3_5` under the name and in the form that transformers gives it."""
+    """Return a tensor of `qwen3_5` with the name and layout of transformers."""
     if name.endswith("conv1d.weight"):
         weight = weight.swapaxes(1, 2)
     elif name.endswith(NORMS):
@@ -42,7 +42,7 @@ def published(name, weight):
 
 
 def test_a_multimodal_qwen3_5_loads_as_its_text_model(tmp_path):
-    """Norms are stored around zero, beside a vision tower and a head that drafts one token."""
+    """Its norms are stored around zero, with a vision tower and a multi-token head beside them."""
     model = tiny_model("qwen3_5")
     weights = dict(published(*item) for item in tree_flatten(model.parameters()))
     weights["model.visual.patch_embed.weight"] = mx.zeros((4, 4))
@@ -53,8 +53,7 @@ def test_a_multimodal_qwen3_5_loads_as_its_text_model(tmp_path):
 
 
 def test_norms_of_a_conversion_that_kept_its_mtp_head_are_not_shifted_again(tmp_path):
-    """Shifted twice, such conversions wrote garbage: a head that is dropped says nothing of norms
-    that are kept."""
+    """Norms of such conversions were shifted twice, and the text was garbage."""
     model = tiny_model("qwen3_5")
     weights = dict(tree_flatten(model.parameters())) | {"mtp.fc.weight": mx.zeros((4, 4))}
     folder = write(tmp_path / "model", CONFIGS["qwen3_5"], weights)
@@ -63,7 +62,7 @@ def test_norms_of_a_conversion_that_kept_its_mtp_head_are_not_shifted_again(tmp_
 
 
 def test_a_unified_gemma_loads_as_gemma_4(tmp_path):
-    """All community builds of the 12B call themselves `gemma4_unified`."""
+    """All community builds of the 12B have the model_type `gemma4_unified`."""
     model = tiny_model("gemma4")
     weights = dict(tree_flatten(model.parameters()))
     weights |= {"vision_embedder.weight": mx.zeros((4, 4)), "embed_audio.weight": mx.zeros((4, 4))}
@@ -72,8 +71,8 @@ def test_a_unified_gemma_loads_as_gemma_4(tmp_path):
     assert mx.array_equal(logits(loaded, "gemma4_unified"), logits(model, "gemma4"))
 
 
-def test_a_tied_gemma_3_borrows_its_embedding_as_head(tmp_path):
-    """Published Gemma 3 files hold no head, and no key says so."""
+def test_a_tied_gemma_3_uses_its_embedding_as_head(tmp_path):
+    """Published Gemma 3 files lack a head, and their configuration has no key for it."""
     model = tiny_model("gemma3_text")
     weights = dict(tree_flatten(model.parameters()))
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
@@ -84,8 +83,8 @@ def test_a_tied_gemma_3_borrows_its_embedding_as_head(tmp_path):
     assert mx.allclose(logits(loaded, "gemma3_text"), expected, atol=1e-5)
 
 
-def test_a_family_without_a_file_is_refused_with_the_list_of_those_that_have_one():
-    """'not supported' alone leaves a user to guess."""
+def test_an_unsupported_family_is_refused_with_the_supported_ones():
+    """The message did not say which families are supported."""
     with pytest.raises(UnsupportedModel, match=r"'mamba2'.*deepseek_v3.*qwen3_next"):
         family_of("mamba2", "a folder")
 
@@ -106,13 +105,13 @@ def test_mlx_lm_reads_each_model_type_with_the_module_of_the_table():
         assert model_class.__module__ == f"mlx_lm.models.{module}"
 
 
-@pytest.mark.parametrize("kept", [True, False], ids=["as stored", "dense"])
+@pytest.mark.parametrize("packed", [True, False], ids=["as stored", "dense"])
 @pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_5", "gpt_oss", "gemma4_small"])
-def test_quantized_targets_write_what_mlx_lm_writes(family, kept):
-    """Community builds hold embedding, head and experts in 8 bits; Metal keeps them so."""
+def test_quantized_targets_write_what_mlx_lm_writes(family, packed):
+    """Community builds have 8-bit embeddings, heads and experts, which Metal keeps packed."""
     model = tiny_model(family)
     nn.quantize(model, 32, 8, class_predicate=_can_be_quantized)
-    if not kept:
+    if not packed:
         settle_weights(model, Compute("cpu", dense=True, dtype=mx.float32))
     target = family_of(CONFIGS[family]["model_type"], family)(model)
     want = plain(model, PROMPT, 24)

@@ -1,4 +1,4 @@
-"""Which rotations a draft may ask for; the golden drafts hold YaRN's and llama3's numbers."""
+"""Rotary embeddings of drafts; the golden drafts hold the numbers of YaRN and llama3."""
 
 import math
 from dataclasses import replace
@@ -39,8 +39,8 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({"rope_type": "default", "partial_rotary_factor": 0.5}, "0.5"),
     ],
 )
-def test_a_rotation_we_do_not_run_is_refused_by_name(scaling: dict, named: str) -> None:
-    """Running another rotation than the draft was trained with would only lower acceptance."""
+def test_an_unsupported_rotation_is_refused_by_name(scaling: dict, named: str) -> None:
+    """A draft with another rotation than it was trained with has almost no token accepted."""
     with pytest.raises(UnsupportedModel, match=named):
         make_rotation(replace(DRAFT, rope_scaling=scaling))
 
@@ -54,16 +54,16 @@ def test_a_rotation_we_do_not_run_is_refused_by_name(scaling: dict, named: str) 
         ({"mscale": 1.0, "mscale_all_dim": 1.0}, 1.0),
     ],
 )
-def test_yarn_lengthens_vectors_by_the_stated_factor(extra: dict, length: float) -> None:
-    """A stated attention factor that is passed over makes every attention too sharp."""
+def test_yarn_scales_vectors_by_the_attention_factor(extra: dict, length: float) -> None:
+    """An ignored attention_factor makes every attention too sharp."""
     rotate = make_rotation(replace(DRAFT, rope_scaling={**YARN, **extra}))
     rows = mx.random.normal((1, 2, 3, 16))
-    grown = mx.linalg.norm(rotate(rows, offset=5), axis=-1) / mx.linalg.norm(rows, axis=-1)
-    assert mx.allclose(grown, mx.array(length), atol=1e-5)
+    scaled = mx.linalg.norm(rotate(rows, offset=5), axis=-1) / mx.linalg.norm(rows, axis=-1)
+    assert mx.allclose(scaled, mx.array(length), atol=1e-5)
 
 
 def test_missing_original_length_is_the_longest_position() -> None:
-    """transformers takes it so; mlx-lm would take 4096 or 8192 of its own."""
+    """transformers uses that length; mlx-lm uses 4096 or 8192."""
     bare = {"rope_type": "yarn", "factor": 4.0}
     stated = {**bare, "original_max_position_embeddings": 256}
     rows = mx.random.normal((1, 2, 3, 16))

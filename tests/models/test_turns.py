@@ -1,4 +1,4 @@
-"""Conversations over states and windows: a later turn reads what is new, and writes the same."""
+"""Conversations with states and windows: a later turn reads only new tokens."""
 
 import pytest
 
@@ -12,16 +12,15 @@ SHORT = GenerationConfig(max_tokens=40)
 
 
 class OpeningTokenizer(ByteTokenizer):
-    """A template that opens answers with an empty thought, which finished answers lack."""
+    """A template that starts answers with an empty thought, which finished answers lack."""
 
     def render(self, messages, thinking):
         return [*super().render(messages, thinking), *b"<think></think>"]
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "gemma3_text", "lfm2"])
-def test_the_second_turn_goes_back_to_where_the_first_prompt_ended(family):
-    """Qwen3.5's template rewrites its opening each turn; reading a long chat again each time
-    costs a minute, and half a state would change every later word."""
+def test_the_second_turn_reuses_the_rows_of_the_first_prompt(family):
+    """Qwen3.5's template rewrites the start of an answer, and the whole chat was read again."""
     worker = Worker("test")
 
     def load():

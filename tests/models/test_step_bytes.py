@@ -1,4 +1,4 @@
-"""The weights that a plain step reads, by which its speed is bounded."""
+"""The bytes of weights that a plain step reads, which bound its speed."""
 
 import mlx.nn as nn
 import pytest
@@ -10,8 +10,8 @@ from tests.tiny_configs import CONFIGS
 ROUTED = (".switch_mlp.", ".switch_glu.", ".experts.")
 
 
-def counted(target):
-    """Half of the experts, one row of an embedding that is no head, and all the rest."""
+def expected_bytes(target):
+    """Return the expected bytes: half of the experts, one row of an untied embedding, the rest."""
     n_bytes = 0.0
     for name, array in tree_flatten(target.model.parameters()):
         if "embed_tokens" in name and not (target.is_tied and "per_layer" not in name):
@@ -23,14 +23,14 @@ def counted(target):
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_a_step_reads_half_of_the_experts_and_one_row_of_an_embedding(family):
-    """All experts of a mixture made a plain step look faster than its memory."""
+    """Counting all experts made a plain step look faster than the memory allows."""
     target = tiny_target(family)
-    assert target.shape.step_bytes == counted(target)
+    assert target.shape.step_bytes == expected_bytes(target)
 
 
 def test_quantized_weights_count_as_they_are_packed():
-    """Scales are read with the weights they belong to."""
+    """Scales and biases of packed weights were not counted."""
     target = tiny_target("qwen3_moe", hidden_size=64, moe_intermediate_size=64)
-    whole = counted(target)
+    whole = expected_bytes(target)
     nn.quantize(target.model, 64, 4)
-    assert target.shape.step_bytes == counted(target) < whole / 3
+    assert target.shape.step_bytes == expected_bytes(target) < whole / 3

@@ -1,6 +1,6 @@
-"""A target's taps against the official feature extraction, on small transformers models.
+"""A target's hidden states against the official feature extraction, on small models.
 
-`scripts/golden_targets.py` made the data of `tests/golden/targets/`.
+`scripts/golden_targets.py` writes `tests/golden/targets/`.
 """
 
 import json
@@ -19,9 +19,8 @@ FAMILIES = sorted(path.name for path in TARGETS.iterdir())
 
 @pytest.mark.parametrize("chunk", [40, 7])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_taps_equal_the_official_features(family: str, chunk: int) -> None:
-    """A tap one layer off, or taken before the residual, only lowers acceptance: no text would
-    ever look wrong."""
+def test_hidden_states_equal_the_official_features(family: str, chunk: int) -> None:
+    """Hidden states of the wrong layer lower acceptance and change no text."""
     golden, metadata = mx.load(str(TARGETS / family / "golden.safetensors"), return_metadata=True)
     model, _ = load_model(TARGETS / family)
     model.set_dtype(mx.float32)
@@ -30,13 +29,13 @@ def test_taps_equal_the_official_features(family: str, chunk: int) -> None:
     features, logits = [], []
     tokens = golden["tokens"][None]
     for first in range(0, tokens.shape[1], chunk):
-        walked = target.forward(
+        output = target.forward(
             tokens[:, first : first + chunk], caches, json.loads(metadata["taps"])
         )
         for cache in caches:
-            cache.commit(walked.hidden.shape[1])
-        features.append(walked.features[0])
-        logits.append(target.logits(walked.hidden)[0])
+            cache.commit(output.hidden.shape[1])
+        features.append(output.features[0])
+        logits.append(target.logits(output.hidden)[0])
     assert_close(mx.concatenate(features), golden["features"])
     assert_close(mx.concatenate(logits), golden["logits"])
 
