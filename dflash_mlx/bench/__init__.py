@@ -1,6 +1,6 @@
 """Measures speculative decoding against plain mlx-lm on this machine.
 
-It must not know the command line.
+It must not know the command line or the layout of a terminal.
 """
 
 __all__ = [

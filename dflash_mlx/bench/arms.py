@@ -1,8 +1,7 @@
-"""The arms of a comparison: a prompt goes in, an answer with its times comes out.
+"""The arms of a comparison: each decodes a prompt and reports the tokens and their times.
 
-Plain decoding is mlx-lm's own `generate_step` on the very arrays of the target. DFlash answers
-through `Engine.stream`, as chat does, text and all. Both clocks start when the prompt is read
-and stop with the last token.
+Plain decoding is mlx-lm's `generate_step` on the target's own arrays; DFlash runs through
+`Engine.stream`, as chat does. Both clocks run from the end of prefill to the last token.
 """
 
 import threading
@@ -11,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from dflash_mlx.bench.suites import Prompt
+from dflash_mlx.bench.suites import BenchPrompt
 from dflash_mlx.config import GenerationConfig, SamplingConfig
 from dflash_mlx.engine.engine import Engine
 from dflash_mlx.engine.stats import Stats
@@ -21,10 +20,10 @@ PLAIN, AUTO = "plain", "auto"
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What one arm wrote, and when: `marks` are (tokens so far, seconds so far).
+class ArmAnswer:
+    """The tokens of one answer and their times: `marks` are (tokens so far, seconds so far).
 
-    `tokens` end with the end token if there was one. `stats` is None for plain decoding.
+    `tokens` include the end-of-sequence token. `stats` is None for plain decoding.
     """
 
     tokens: tuple[int, ...]
@@ -36,52 +35,52 @@ class Answer:
     stats: Stats | None = None
 
     @property
-    def speed(self) -> float:
-        """Tokens per second of decoding."""
+    def throughput(self) -> float:
+        """Tokens per second, without prefill."""
         return len(self.tokens) / self.seconds if self.seconds > 0 else 0.0
 
 
 class Arm(Protocol):
-    """One way of answering."""
+    """One way of decoding a prompt."""
 
     @property
     def name(self) -> str:
-        """What the report calls it."""
+        """The name in the report."""
 
-    def answer(self, engine: Engine, prompt: Prompt, n_tokens: int) -> Answer:
+    def answer(self, engine: Engine, prompt: BenchPrompt, n_tokens: int) -> ArmAnswer:
         """Return the greedy answer to `prompt`, at most `n_tokens` long."""
 
 
 @dataclass(frozen=True)
 class PlainArm:
-    """mlx-lm's decoding of the target's arrays."""
+    """Plain decoding by mlx-lm, on the target's own arrays."""
 
     name: str = PLAIN
 
-    def answer(self, engine: Engine, prompt: Prompt, n_tokens: int) -> Answer:
-        """Return mlx-lm's answer, decoded on the thread that owns the models."""
+    def answer(self, engine: Engine, prompt: BenchPrompt, n_tokens: int) -> ArmAnswer:
+        """Return mlx-lm's answer, decoded on the worker thread, which owns the models."""
         ids, stop = prompt_ids(engine, prompt), threading.Event()
         try:
             return engine.worker.submit(
                 lambda: _plain(engine, ids, n_tokens, stop), cancel=stop
             ).result()
         finally:
-            stop.set()  # an interrupted caller does not wait for the rest
+            stop.set()  # after an interrupt, the worker must not decode the rest
 
 
 @dataclass(frozen=True)
 class DFlashArm:
-    """Our engine with a fixed block, or choosing by itself (None)."""
+    """Our engine with a fixed block size, or with the block-size controller (None)."""
 
     block: int | None = None
 
     @property
     def name(self) -> str:
-        """The block, or auto."""
+        """`block N`, or `auto`."""
         return AUTO if self.block is None else f"block {self.block}"
 
-    def answer(self, engine: Engine, prompt: Prompt, n_tokens: int) -> Answer:
-        """Return the engine's answer, as a caller of `stream` gets it."""
+    def answer(self, engine: Engine, prompt: BenchPrompt, n_tokens: int) -> ArmAnswer:
+        """Return the engine's answer, timed as a caller of `stream` receives it."""
         config = _greedy(n_tokens, self.block)
         began = start = time.perf_counter()
         tokens: list[int] = []
@@ -99,7 +98,7 @@ class DFlashArm:
         finally:
             stream.cancel()
         assert result is not None, "the stream ended without a result"
-        return Answer(
+        return ArmAnswer(
             tokens=tuple(tokens),
             seconds=time.perf_counter() - start,
             prefill_s=start - began,
@@ -110,8 +109,8 @@ class DFlashArm:
         )
 
 
-def prompt_ids(engine: Engine, prompt: Prompt) -> list[int]:
-    """Return the tokens that both arms read: the pair's own template around the prompt."""
+def prompt_ids(engine: Engine, prompt: BenchPrompt) -> list[int]:
+    """Return the prompt tokens of every arm: the chat template applied to the prompt."""
     thinking = engine.resolve(_greedy(1, None)).thinking
     return engine.loaded.tokenizer.render([{"role": "user", "content": prompt.text}], thinking)
 
@@ -120,7 +119,7 @@ def _greedy(n_tokens: int, block: int | None) -> GenerationConfig:
     return GenerationConfig(max_tokens=n_tokens, block_size=block, sampling=SamplingConfig())
 
 
-def _plain(engine: Engine, ids: Sequence[int], n_tokens: int, stop: threading.Event) -> Answer:
+def _plain(engine: Engine, ids: Sequence[int], n_tokens: int, stop: threading.Event) -> ArmAnswer:
     import mlx.core as mx
     from mlx_lm.generate import generate_step
 
@@ -135,7 +134,7 @@ def _plain(engine: Engine, ids: Sequence[int], n_tokens: int, stop: threading.Ev
             start = time.perf_counter()
 
     tokens, marks = [], []
-    n_tokens = min(n_tokens, loaded.context_length - len(ids) + 1)  # as our engine does
+    n_tokens = min(n_tokens, loaded.context_length - len(ids) + 1)  # the limit of our engine
     mx.reset_peak_memory()
     for token, _ in generate_step(
         mx.array(list(ids)),
@@ -148,7 +147,7 @@ def _plain(engine: Engine, ids: Sequence[int], n_tokens: int, stop: threading.Ev
         marks.append((len(tokens), time.perf_counter() - start))
         if token in loaded.tokenizer.eos_token_ids or stop.is_set():
             break
-    return Answer(
+    return ArmAnswer(
         tokens=tuple(tokens),
         seconds=time.perf_counter() - start,
         prefill_s=start - began,

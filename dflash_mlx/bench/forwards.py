@@ -1,4 +1,7 @@
-"""The bare parts of a round, timed apart: verify, draft, and how fast memory is read at all."""
+"""Times the parts of a round separately: verify forward, draft forward, memory bandwidth.
+
+It must not know how rounds are chosen or compared.
+"""
 
 import time
 from collections.abc import Callable, Sequence
@@ -8,29 +11,32 @@ from statistics import median
 from dflash_mlx.engine.engine import Engine
 
 _REPEATS = 5
+"""Timed calls, of which the median counts: two outliers do not move it."""
+
 _STREAM_BYTES = 2**28
+"""Bytes read to measure bandwidth: 256 MiB, more than the largest cache of any supported chip."""
 
 
 @dataclass(frozen=True)
 class Forward:
-    """Seconds of one target forward over `n_rows` rows, and of the draft that proposes them."""
+    """Seconds of one target forward over `block_size` tokens, and of the draft forward for them."""
 
-    n_rows: int
+    block_size: int
     verify_s: float
     draft_s: float
 
 
-def forwards(engine: Engine, prompt: Sequence[int], widths: Sequence[int]) -> list[Forward]:
-    """Return the bare forwards of each width behind `prompt`, medians of a few."""
-    return engine.worker.run(lambda: [_forward(engine, prompt, width) for width in widths])
+def forwards(engine: Engine, prompt: Sequence[int], block_sizes: Sequence[int]) -> list[Forward]:
+    """Return the median times of the forwards after `prompt`, for every block size."""
+    return engine.worker.run(lambda: [_forward(engine, prompt, size) for size in block_sizes])
 
 
 def memory_speed(engine: Engine) -> float:
-    """Return the bytes per second that the device reads to sum a large array."""
+    """Return the memory bandwidth in bytes per second, measured by summing a large array."""
     return engine.worker.run(_stream)
 
 
-def _forward(engine: Engine, prompt: Sequence[int], n_rows: int) -> Forward:
+def _forward(engine: Engine, prompt: Sequence[int], block_size: int) -> Forward:
     import mlx.core as mx
 
     pair = engine.loaded.pair
@@ -41,27 +47,27 @@ def _forward(engine: Engine, prompt: Sequence[int], n_rows: int) -> Forward:
     ).features
     cache.commit(len(prompt))
     mx.eval(features, *cache.arrays)
-    tokens = mx.array([(list(prompt) * n_rows)[:n_rows]])
+    tokens = mx.array([(list(prompt) * block_size)[:block_size]])
 
     def verify() -> None:
-        cache.append(n_rows)
-        walked = pair.target.forward(tokens, cache.layers, pair.target_layer_ids)
-        mx.eval(mx.argmax(pair.target.logits(walked.hidden), axis=-1), walked.features)
+        cache.append(block_size)
+        output = pair.target.forward(tokens, cache.layers, pair.target_layer_ids)
+        mx.eval(mx.argmax(pair.target.logits(output.hidden), axis=-1), output.features)
         cache.rollback()
 
     verify_s = _timed(verify)
-    if pair.draft is None or cache.context is None or n_rows == 1:
-        return Forward(n_rows, verify_s, 0.0)
+    if pair.draft is None or cache.context is None or block_size == 1:
+        return Forward(block_size, verify_s, 0.0)
     draft, context = pair.draft, cache.context
     draft.extend(features, 0, context)
     mx.eval(*context.arrays)
 
     def propose() -> None:
         draft.extend(features[:, :2], context.length, context)
-        mx.eval(draft.propose(prompt[-1], n_rows, context).tokens)
+        mx.eval(draft.propose(prompt[-1], block_size, context).tokens)
         context.trim_to(len(prompt))
 
-    return Forward(n_rows, verify_s, _timed(propose))
+    return Forward(block_size, verify_s, _timed(propose))
 
 
 def _stream() -> float:
@@ -73,7 +79,7 @@ def _stream() -> float:
 
 
 def _timed(work: Callable[[], None]) -> float:
-    """Return the median seconds of `work`, once done before."""
+    """Return the median seconds of `work`, after one call that is not timed."""
     work()
     times = []
     for _ in range(_REPEATS):

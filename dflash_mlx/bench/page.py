@@ -1,4 +1,7 @@
-"""A report as one HTML page that needs nothing else: no script, no font, no network."""
+"""Formats a report as one HTML page without scripts, fonts or network requests.
+
+It must not compute figures.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
@@ -6,35 +9,35 @@ from typing import Any
 
 from dflash_mlx.bench.arms import AUTO, PLAIN
 from dflash_mlx.bench.report import ms, spelled
-from dflash_mlx.bench.summary import Figure, Report
-from dflash_mlx.charts.page import sheet
+from dflash_mlx.bench.summary import ArmFigures, BenchReport
+from dflash_mlx.charts.page import html_page
 from dflash_mlx.charts.svg import Series, bars, lines
 
 
-def page(report: Report) -> str:
+def page(report: BenchReport) -> str:
     """Return the report as HTML."""
     machine, pair = report.machine, report.pair
     body = [
         f"<h1>{escape(str(pair['model']))}</h1>",
         f"<p>with the draft {escape(str(pair['draft']))}</p>",
-        f'<p class="soft">{escape(_facts(machine))}. {escape(report.made)}. '
-        f"{escape(report.thermal or 'The machine does not tell its temperature')}.</p>",
+        f'<p class="soft">{escape(_facts(machine))}. {escape(report.created_at)}. '
+        f"{escape(report.thermal or 'temperature unknown')}.</p>",
         _verdict(report.verdict),
-        _broken_off(report.broken_off),
+        _interrupted(report.interrupted_reason),
         f'<div class="plots">{"".join(_plots(report.figures))}</div>',
-        "<h2>Speed by kind of prompt</h2>",
-        _speeds(report.figures),
-        "<h2>Is it the same text?</h2>",
+        "<h2>Speedup by kind of prompt</h2>",
+        _throughput(report.figures),
+        "<h2>Text compared with plain decoding</h2>",
         _parity(report.parity),
-        "<h2>A round, taken apart</h2>",
+        "<h2>Time per round</h2>",
         _parts(report),
-        "<h2>What was written</h2>",
+        "<h2>Answers</h2>",
         *(
             f"<details><summary>prompt {escape(name)}</summary><pre>{escape(text)}</pre></details>"
             for name, text in report.texts.items()
         ),
     ]
-    return sheet(f"dflash-mlx bench: {pair['model']}", body)
+    return html_page(f"dflash-mlx bench: {pair['model']}", body)
 
 
 def _facts(machine: Mapping[str, Any]) -> str:
@@ -46,16 +49,16 @@ def _facts(machine: Mapping[str, Any]) -> str:
 
 def _verdict(verdict: Mapping[str, Any]) -> str:
     off = "" if verdict["on"] else " off"
-    return f'<div class="verdict{off}"><b>TuningResult.</b> {escape(str(verdict["why"]))}</div>'
+    return f'<div class="verdict{off}"><b>Verdict.</b> {escape(str(verdict["why"]))}</div>'
 
 
-def _broken_off(reason: str | None) -> str:
+def _interrupted(reason: str | None) -> str:
     if reason is None:
         return ""
-    return f"<p><b>{escape(reason[:1].upper() + reason[1:])}: this is a part of the run.</b></p>"
+    return f"<p><b>{escape(reason[:1].upper() + reason[1:])}: the run is incomplete.</b></p>"
 
 
-def _plots(figures: Sequence[Figure]) -> Iterator[str]:
+def _plots(figures: Sequence[ArmFigures]) -> Iterator[str]:
     whole = [figure for figure in figures if figure.kind == "all"]
     colours = {PLAIN: 5} | {
         figure.arm: colour
@@ -64,8 +67,8 @@ def _plots(figures: Sequence[Figure]) -> Iterator[str]:
     kinds = list(dict.fromkeys(figure.kind for figure in figures if figure.kind != "all"))
     texts = [kind for kind in kinds if not kind.endswith(" tokens")]
     yield bars(
-        "Speed by kind of prompt",
-        "times plain decoding",
+        "Speedup by kind of prompt",
+        "speedup",
         texts,
         [
             Series(arm, _ratios(figures, arm, texts), colours[arm])
@@ -76,24 +79,24 @@ def _plots(figures: Sequence[Figure]) -> Iterator[str]:
     )
     if sum(figure.arm.startswith("block ") for figure in whole) > 1:
         yield lines(
-            "Speed by block width",
-            "rows of a round",
-            "times plain decoding",
+            "Speedup by block size",
+            "block size",
+            "speedup",
             [
-                Series(kind, _by_width(figures, kind), colour)
+                Series(kind, _by_block_size(figures, kind), colour)
                 for colour, kind in enumerate([*texts, "all"])
             ],
         )
     if len(kinds) - len(texts) > 1:
         yield lines(
-            "Speed by length of the context",
-            "tokens of the prompt",
-            "times plain decoding",
+            "Speedup by context length",
+            "prompt tokens",
+            "speedup",
             [Series(arm, _by_context(figures, arm), colours[arm]) for arm in colours],
         )
     yield lines(
-        "Accepted by position in the block",
-        "draft token",
+        "Acceptance rate by position",
+        "position in the block",
         "share of rounds",
         [
             Series(
@@ -104,51 +107,53 @@ def _plots(figures: Sequence[Figure]) -> Iterator[str]:
             for figure in whole
         ],
     )
-    longest = max((length for figure in whole for length in figure.lengths), default=-1)
+    longest = max((length for figure in whole for length in figure.accepted_lengths), default=-1)
     yield bars(
-        "Draft tokens accepted in a round",
+        "Accepted draft tokens per round",
         "share of drafted rounds",
         [str(length) for length in range(longest + 1)],
         [Series(figure.arm, _shares(figure), colours[figure.arm]) for figure in whole],
     )
     yield lines(
-        "Speed along the answer",
+        "Throughput along the answer",
         "tokens so far",
         "tokens per second",
-        [Series(figure.arm, figure.curve, colours[figure.arm]) for figure in whole],
+        [Series(figure.arm, figure.throughput_along, colours[figure.arm]) for figure in whole],
     )
 
 
-def _ratios(figures: Sequence[Figure], arm: str, kinds: Sequence[str]) -> list[tuple[float, float]]:
+def _ratios(
+    figures: Sequence[ArmFigures], arm: str, kinds: Sequence[str]
+) -> list[tuple[float, float]]:
     return [
-        (kinds.index(figure.kind), figure.of_plain.median)
+        (kinds.index(figure.kind), figure.speedup.median)
         for figure in figures
-        if figure.arm == arm and figure.kind in kinds and figure.of_plain
+        if figure.arm == arm and figure.kind in kinds and figure.speedup
     ]
 
 
-def _by_context(figures: Sequence[Figure], arm: str) -> list[tuple[float, float]]:
+def _by_context(figures: Sequence[ArmFigures], arm: str) -> list[tuple[float, float]]:
     return sorted(
-        (int(figure.kind.split()[0]), figure.of_plain.median)
+        (int(figure.kind.split()[0]), figure.speedup.median)
         for figure in figures
-        if figure.arm == arm and figure.kind.endswith(" tokens") and figure.of_plain
+        if figure.arm == arm and figure.kind.endswith(" tokens") and figure.speedup
     )
 
 
-def _shares(figure: Figure) -> list[tuple[float, float]]:
-    rounds = sum(figure.lengths.values())
-    return [(length, count / rounds) for length, count in figure.lengths.items()]
+def _shares(figure: ArmFigures) -> list[tuple[float, float]]:
+    rounds = sum(figure.accepted_lengths.values())
+    return [(length, count / rounds) for length, count in figure.accepted_lengths.items()]
 
 
-def _by_width(figures: Sequence[Figure], kind: str) -> list[tuple[float, float]]:
+def _by_block_size(figures: Sequence[ArmFigures], kind: str) -> list[tuple[float, float]]:
     return sorted(
-        (int(figure.arm.split()[1]), figure.of_plain.median)
+        (int(figure.arm.split()[1]), figure.speedup.median)
         for figure in figures
-        if figure.kind == kind and figure.arm.startswith("block ") and figure.of_plain
+        if figure.kind == kind and figure.arm.startswith("block ") and figure.speedup
     )
 
 
-def _speeds(figures: Sequence[Figure]) -> str:
+def _throughput(figures: Sequence[ArmFigures]) -> str:
     rows = []
     for figure in sorted(figures, key=lambda item: (item.kind == "all", item.kind)):
         accepted = f"{figure.acceptance:.0%}" if figure.acceptance is not None else "-"
@@ -156,14 +161,14 @@ def _speeds(figures: Sequence[Figure]) -> str:
             (
                 figure.kind,
                 figure.arm,
-                spelled(figure.speed),
-                spelled(figure.of_plain, 2, "x"),
+                spelled(figure.throughput),
+                spelled(figure.speedup, 2, "x"),
                 f"{figure.tokens_per_round:.2f}" if figure.tokens_per_round else "-",
                 accepted,
-                str(figure.speed.count),
+                str(figure.throughput.count),
             )
         )
-    heads = ("kind", "arm", "tokens/s", "of plain", "tokens/round", "accepted", "answers")
+    heads = ("kind", "arm", "tokens/s", "speedup", "tokens/round", "accepted", "answers")
     return _table(heads, rows)
 
 
@@ -179,11 +184,11 @@ def _parity(parity: Sequence[Mapping[str, Any]]) -> str:
         )
         for row in parity
     ]
-    heads = ("kind", "arm", "prompt", "text", "parts at token", "top-two logit gap")
+    heads = ("kind", "arm", "prompt", "text", "first difference at token", "top-two logit gap")
     return _table(heads, rows)
 
 
-def _parts(report: Report) -> str:
+def _parts(report: BenchReport) -> str:
     rows = [
         (
             figure.arm,
@@ -191,12 +196,12 @@ def _parts(report: Report) -> str:
             ms(figure.draft_s),
             ms(figure.verify_s),
             ms(figure.overhead_s),
-            f"{figure.of_bound:.0%}" if figure.of_bound else "-",
+            f"{figure.bound_share:.0%}" if figure.bound_share else "-",
         )
         for figure in report.figures
         if figure.kind == "all" and figure.verify_s is not None
     ]
-    heads = ("arm", "", "draft ms", "verify ms", "rest ms", "of the bound")
+    heads = ("arm", "", "draft ms", "verify ms", "rest ms", "share of bound")
     words = [f"Peak memory {report.peak_memory_bytes / 2**20:.0f} MiB."]
     if report.read_bytes_per_s and report.memory_bytes_per_s:
         share = report.read_bytes_per_s / report.memory_bytes_per_s

@@ -1,12 +1,15 @@
-"""A report for people: tables in plain text."""
+"""Formats a report as plain text.
+
+It must not compute figures.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dflash_mlx.bench.summary import Figure, Report, Spread
+from dflash_mlx.bench.summary import ArmFigures, BenchReport, Spread
 
 
-def lines(report: Report) -> Iterator[str]:
+def lines(report: BenchReport) -> Iterator[str]:
     """Yield a report line by line."""
     machine, pair = report.machine, report.pair
     yield f"{pair['model']} + {pair['draft']}"
@@ -14,12 +17,12 @@ def lines(report: Report) -> Iterator[str]:
         f"{machine['chip']}, {machine['device']}, BLAS {machine['blas']}, mlx {machine['mlx']}, "
         f"mlx-lm {machine['mlx_lm']}, {report.thermal or 'temperature unknown'}"
     )
-    if report.broken_off:
-        yield f"{report.broken_off}: what follows is a part of the run"
+    if report.interrupted_reason:
+        yield f"{report.interrupted_reason}: the run is incomplete"
     yield ""
     yield from _parity(report)
     yield ""
-    yield from _speeds(report.figures)
+    yield from _throughput(report.figures)
     yield ""
     yield from _parts(report.figures)
     yield from _bytes(report)
@@ -28,8 +31,8 @@ def lines(report: Report) -> Iterator[str]:
     yield f"verdict: {report.verdict['why']}"
 
 
-def _parity(report: Report) -> Iterator[str]:
-    """Say for each arm whether its texts are the target's own, and show where they are not."""
+def _parity(report: BenchReport) -> Iterator[str]:
+    """Yield for each arm how many texts equal plain decoding's, and each difference."""
     arms: dict[str, list[Mapping[str, Any]]] = {}
     for row in report.parity:
         arms.setdefault(row["arm"], []).append(row)
@@ -47,25 +50,25 @@ def _parity(report: Report) -> Iterator[str]:
                 )
 
 
-def _speeds(figures: Sequence[Figure]) -> Iterator[str]:
-    heads = f"{'tokens/s':>16} {'of plain':>18} {'per round':>10} {'accepted':>9}"
+def _throughput(figures: Sequence[ArmFigures]) -> Iterator[str]:
+    heads = f"{'tokens/s':>16} {'speedup':>18} {'tok/round':>10} {'accepted':>9}"
     yield f"{'kind':24} {'arm':9} {heads}"
     for figure in sorted(figures, key=lambda item: (item.kind == "all", item.kind)):
         per_round = f"{figure.tokens_per_round:.2f}" if figure.tokens_per_round else "-"
         accepted = f"{figure.acceptance:.0%}" if figure.acceptance is not None else "-"
         yield (
-            f"{figure.kind:24} {figure.arm:9} {spelled(figure.speed):>16} "
-            f"{spelled(figure.of_plain, 2, 'x'):>18} {per_round:>10} {accepted:>9}"
+            f"{figure.kind:24} {figure.arm:9} {spelled(figure.throughput):>16} "
+            f"{spelled(figure.speedup, 2, 'x'):>18} {per_round:>10} {accepted:>9}"
         )
 
 
-def _parts(figures: Sequence[Figure]) -> Iterator[str]:
+def _parts(figures: Sequence[ArmFigures]) -> Iterator[str]:
     timed = [figure for figure in figures if figure.kind == "all" and figure.verify_s is not None]
     if not timed:
         return
-    yield "a round, in ms       draft   verify     rest   of bound"
+    yield "ms per round         draft   verify     rest   of bound"
     for figure in timed:
-        bound = f"{figure.of_bound:.0%}" if figure.of_bound else "-"
+        bound = f"{figure.bound_share:.0%}" if figure.bound_share else "-"
         yield (
             f"{figure.arm:18} {ms(figure.draft_s):>7} {ms(figure.verify_s):>8} "
             f"{ms(figure.overhead_s):>8} {bound:>10}"
@@ -73,7 +76,7 @@ def _parts(figures: Sequence[Figure]) -> Iterator[str]:
     yield ""
 
 
-def _bytes(report: Report) -> Iterator[str]:
+def _bytes(report: BenchReport) -> Iterator[str]:
     if report.read_bytes_per_s is None or report.memory_bytes_per_s is None:
         return
     yield (
@@ -84,12 +87,12 @@ def _bytes(report: Report) -> Iterator[str]:
 
 
 def spelled(value: Spread | None, digits: int = 1, unit: str = "") -> str:
-    """Return a median with its middle half, '-' for nothing."""
+    """Return a median with its quartiles, or '-' for None."""
     if value is None:
         return "-"
     return f"{value.median:.{digits}f}{unit} ({value.low:.{digits}f}-{value.high:.{digits}f})"
 
 
 def ms(seconds: float | None) -> str:
-    """Return milliseconds, '-' for nothing."""
+    """Return milliseconds, or '-' for None."""
     return "-" if seconds is None else f"{seconds * 1000:.2f}"

@@ -1,4 +1,7 @@
-"""Prompts to measure with: those that ship, public data sets, and files of the user's own."""
+"""Benchmark prompts: the prompts of the package, public data sets, and the user's files.
+
+It must not know models or tokenizers.
+"""
 
 import os
 import tomllib
@@ -14,15 +17,15 @@ from dflash_mlx.hub.data_file import ENDINGS, read_rows
 from dflash_mlx.hub.data_sets import bring, cached_names, file_names
 from dflash_mlx.system.paths import typed_path
 
-KINDS = ("code", "arithmetic", "chat", "translation", "structured")
+KINDS = ("chat", "code", "arithmetic", "lists", "translation", "structured")
 LONG = "long document"
 
 _FIELDS = ("prompt", "question", "text")
-"""Where the objects of a file of the user's own may have their prompt."""
+"""Fields of the objects in a user's file that may contain the prompt, in order of preference."""
 
 
 @dataclass(frozen=True)
-class Prompt:
+class BenchPrompt:
     """One user turn and its kind."""
 
     kind: str
@@ -31,7 +34,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class DataSet:
-    """Where a public data set lies: a hub repository, a piece of the file's name, its fields."""
+    """A public data set: hub repository, part of the file's name, and fields of the prompt."""
 
     repository: str
     part: str
@@ -53,55 +56,59 @@ def _data() -> Mapping[str, Any]:
     return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
-def bundled(kinds: Sequence[str], count: int) -> list[Prompt]:
-    """Return up to `count` of our own prompts of each kind.
+def bundled(kinds: Sequence[str], count: int) -> list[BenchPrompt]:
+    """Return up to `count` prompts of the package of each kind.
 
     Raises:
-        BadRequest: there is no such kind.
+        BadRequest: a kind does not exist.
     """
     known = _data()["kinds"]
     if unknown := [kind for kind in kinds if kind not in known]:
-        raise BadRequest(f"there are no prompts of kind {unknown[0]!r}; kinds: {', '.join(KINDS)}")
-    return [Prompt(kind, text) for kind in kinds for text in known[kind][:count]]
+        raise BadRequest(
+            f"prompt kind {unknown[0]!r} does not exist; choose one of {', '.join(KINDS)}"
+        )
+    return [BenchPrompt(kind, text) for kind in kinds for text in known[kind][:count]]
 
 
-def long_document(n_paragraphs: int) -> Prompt:
-    """Return a prompt with a document of so many paragraphs."""
+def long_document(n_paragraphs: int) -> BenchPrompt:
+    """Return a prompt with a document of `n_paragraphs` paragraphs."""
     values = _data()["long"]
     paragraphs = [values["paragraph"].format(number=number + 1) for number in range(n_paragraphs)]
-    return Prompt(LONG, "\n\n".join([*paragraphs, values["question"]]))
+    return BenchPrompt(LONG, "\n\n".join([*paragraphs, values["question"]]))
 
 
-def data_set(name: str, count: int) -> list[Prompt]:
+def data_set(name: str, count: int) -> list[BenchPrompt]:
     """Return `count` prompts of a public data set, or of a local file.
 
     Raises:
-        BadRequest: no such set or file, or nothing in it that is a prompt.
-        DownloadFailed: the hub cannot be reached, and the set is not in its cache.
+        BadRequest: the set or file does not exist, or contains no prompt.
+        DownloadFailed: the hub cannot be reached and the set is not cached.
     """
     if os.path.isfile(path := typed_path(name)):
         return _from_file(path, path.stem, _FIELDS, count)
     if name not in DATA_SETS:
-        raise BadRequest(f"{name!r} is no file and no data set; data sets: {', '.join(DATA_SETS)}")
+        raise BadRequest(
+            f"{name!r} is neither a file nor a data set; data sets: {', '.join(DATA_SETS)}"
+        )
     wanted = DATA_SETS[name]
     return _from_file(_fetch(wanted), name, wanted.fields, count)
 
 
 def _fetch(wanted: DataSet) -> Path:
-    """Return the data set's file in the hub's cache, downloaded if it is not there."""
+    """Return the data set's file in the hub cache; download it if it is missing."""
     for listed in (cached_names, file_names):
         names = [name for name in listed(wanted.repository) if wanted.part in name]
         found = [name for ending in ENDINGS for name in names if name.endswith(ending)]
         if found:
             return bring(wanted.repository, found[0])
-    raise BadRequest(f"{wanted.repository} holds no file that can be read; give a file")
+    raise BadRequest(f"{wanted.repository} contains no file of a known format; name a local file")
 
 
-def _from_file(file: Path, kind: str, fields: Sequence[str], count: int) -> list[Prompt]:
+def _from_file(file: Path, kind: str, fields: Sequence[str], count: int) -> list[BenchPrompt]:
     """Return the first `count` prompts of a file.
 
     Raises:
-        BadRequest: it cannot be read, or holds no prompts.
+        BadRequest: it cannot be read, or contains no prompts.
     """
     needed = f"it needs a text a line, or objects with a field {' or '.join(fields)}"
     try:
@@ -111,12 +118,12 @@ def _from_file(file: Path, kind: str, fields: Sequence[str], count: int) -> list
     except (OSError, ValueError) as error:
         raise BadRequest(f"{file} cannot be read as prompts ({error}); {needed}") from error
     if not texts:
-        raise BadRequest(f"{file} holds no prompts; {needed}")
-    return [Prompt(kind, text) for text in texts[:count]]
+        raise BadRequest(f"{file} contains no prompts; {needed}")
+    return [BenchPrompt(kind, text) for text in texts[:count]]
 
 
 def _text(row: Any, fields: Sequence[str]) -> str:
-    """Return the prompt in a row: the row itself, or its first field that is one."""
+    """Return the prompt of a row: the row itself, or its first field that is a text."""
     if isinstance(row, str):
         return row.strip()
     if not isinstance(row, dict):

@@ -1,7 +1,7 @@
-"""From samples to figures: medians with their spread, per kind and arm, and a verdict.
+"""Summarises a benchmark: medians with quartiles, by arm and kind of prompt, and a verdict.
 
-An arm's figure on a prompt counts only if its text is the target's own. Speeds are tokens per
-second of decoding; a ratio compares an arm with plain decoding on the same prompt and repeat.
+An answer counts only if its text equals plain decoding's, near-ties included. A speedup compares
+two answers to the same prompt in the same repeat.
 """
 
 import platform
@@ -14,20 +14,23 @@ from statistics import median
 from typing import Any
 
 from dflash_mlx import __version__
-from dflash_mlx.bench.arms import AUTO, PLAIN, Answer
+from dflash_mlx.bench.arms import AUTO, PLAIN, ArmAnswer
 from dflash_mlx.bench.forwards import Forward
-from dflash_mlx.bench.run import BenchConfig, Measured, Sample
+from dflash_mlx.bench.run import BenchConfig, BenchRun, BenchSample
 from dflash_mlx.engine.engine import Engine
 from dflash_mlx.engine.measured_costs import cost_key
 from dflash_mlx.engine.stats import Stats, acceptance_by_position
 
-_WORTH = 1.03
-"""Speed beyond plain decoding's that makes drafting worth its memory."""
+_MIN_SPEEDUP = 1.03
+"""Speedup from which the verdict recommends drafting; the controller uses the same threshold."""
+
+_EQUIVALENT = 0.97
+"""Ratio from which auto is as good as another arm: the goal of docs/never-slower.md."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A median and the middle half around it."""
+    """A median, its quartiles, and the number of values."""
 
     median: float
     low: float
@@ -36,43 +39,45 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Figure:
-    """What one arm reached on one kind of prompt (or on "all").
+class ArmFigures:
+    """Results of one arm on one kind of prompt (or on "all").
 
-    `of_plain` is its speed in plain decoding's. Times are per round, in seconds: `draft_s` and
-    `verify_s` are the bare forwards, `overhead_s` is the rest of the round. `of_bound` is the
-    share of tokens_per_round / (v + d), v and d being the forwards in plain steps.
+    `throughput` is in tokens/s and `speedup` is its ratio to plain decoding. Times are in seconds
+    per round: `draft_s` and `verify_s` are the forwards alone, `overhead_s` is the rest of the
+    round. `bound_share` is the speedup divided by its bound, tokens_per_round / (v + d), where v
+    and d are the forwards in plain steps. `accepted_lengths` counts rounds by accepted tokens, and
+    `throughput_along` is (tokens so far, tokens/s there).
     """
 
     arm: str
     kind: str
-    speed: Spread
-    of_plain: Spread | None
+    throughput: Spread
+    speedup: Spread | None
     tokens_per_round: float | None
     acceptance: float | None
     by_position: tuple[float, ...]
-    lengths: Mapping[int, int]
+    accepted_lengths: Mapping[int, int]
     draft_s: float | None = None
     verify_s: float | None = None
     overhead_s: float | None = None
-    of_bound: float | None = None
-    curve: tuple[tuple[int, float], ...] = ()
+    bound_share: float | None = None
+    throughput_along: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
-class Report:
-    """A benchmark as it is written down. `machine` and `pair` are facts to compare runs by.
+class BenchReport:
+    """A complete report. `machine` and `pair` identify what was measured.
 
-    `broken_off` says why it is only a part of the run, None where it is all of it.
+    `interrupted_reason` is None for a complete run.
     """
 
-    made: str
+    created_at: str
     machine: Mapping[str, Any]
     pair: Mapping[str, Any]
     settings: Mapping[str, Any]
-    broken_off: str | None
+    interrupted_reason: str | None
     parity: tuple[Mapping[str, Any], ...]
-    figures: tuple[Figure, ...]
+    figures: tuple[ArmFigures, ...]
     forwards: tuple[Forward, ...]
     read_bytes_per_s: float | None
     memory_bytes_per_s: float | None
@@ -83,7 +88,7 @@ class Report:
 
     @property
     def exact(self) -> bool:
-        """Whether every text was the target's own, near-ties apart."""
+        """Whether every text equals plain decoding's, near-ties included."""
         return all(row["verdict"] != "different" for row in self.parity)
 
     def as_values(self) -> dict[str, Any]:
@@ -93,19 +98,19 @@ class Report:
 
 def summarise(
     engine: Engine,
-    measured: Measured,
+    measured: BenchRun,
     config: BenchConfig,
     bare: Sequence[Forward],
     memory_bytes_per_s: float | None,
     thermal: str | None,
-) -> Report:
+) -> BenchReport:
     """Return the report of a run."""
     place = cost_key(engine.loaded)
-    step_s = next((forward.verify_s for forward in bare if forward.n_rows == 1), None)
-    figures = tuple(_figures(measured, {forward.n_rows: forward for forward in bare}))
+    step_s = next((forward.verify_s for forward in bare if forward.block_size == 1), None)
+    figures = tuple(_figures(measured, {forward.block_size: forward for forward in bare}))
     peak = max((sample.answer.peak_memory_bytes for sample in measured.samples), default=0)
-    return Report(
-        made=datetime.now(UTC).isoformat(timespec="seconds"),
+    return BenchReport(
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         machine={
             "chip": place.chip,
             "device": place.device,
@@ -118,7 +123,7 @@ def summarise(
         },
         pair={"model": place.model, "draft": place.draft, "weights": place.quantization},
         settings=asdict(config),
-        broken_off=measured.broken_off,
+        interrupted_reason=measured.interrupted_reason,
         parity=tuple(
             {"arm": arm, "prompt": prompt, "kind": measured.prompts[prompt].kind, **asdict(found)}
             for (arm, prompt), found in measured.parity.items()
@@ -138,41 +143,41 @@ def summarise(
     )
 
 
-def verdict(figures: Sequence[Figure]) -> dict[str, Any]:
-    """Return on or off for this machine, the setting to use, and why, as a sentence."""
+def verdict(figures: Sequence[ArmFigures]) -> dict[str, Any]:
+    """Return whether to draft on this machine, with which setting, and the reason as a sentence."""
     whole = {
         figure.arm: figure
         for figure in figures
-        if figure.kind == "all" and figure.of_plain and figure.arm != PLAIN
+        if figure.kind == "all" and figure.speedup and figure.arm != PLAIN
     }
     if not whole:
-        return {"on": None, "setting": None, "why": "nothing could be compared"}
+        return {"on": None, "setting": None, "why": "no arm could be compared with plain decoding"}
     best = max(whole.values(), key=lambda figure: _ratio(figure))
     auto = whole.get(AUTO)
-    if auto and _ratio(auto) >= _ratio(best) * 0.97:
+    if auto and _ratio(auto) >= _ratio(best) * _EQUIVALENT:
         best = auto
-    on = _ratio(best) >= _WORTH
+    on = _ratio(best) >= _MIN_SPEEDUP
     setting = best.arm if on else "--draft none"
     kinds = [
         f"{figure.kind} {_ratio(figure):.2f}x"
         for figure in figures
-        if figure.arm == best.arm and figure.kind != "all" and figure.of_plain
+        if figure.arm == best.arm and figure.kind != "all" and figure.speedup
     ]
-    word = f"{best.arm} decodes at {_ratio(best):.2f} times plain speed ({', '.join(kinds)})"
+    result = f"{best.arm} has a speedup of {_ratio(best):.2f}x ({', '.join(kinds)})"
     if on:
-        why = f"{word}; use it"
-    elif auto and _ratio(auto) >= 0.97:
-        why = f"{word}: not worth the draft's memory here, though auto costs nothing"
+        why = f"{result}; use it"
+    elif auto and _ratio(auto) >= _EQUIVALENT:
+        why = f"{result}: auto costs no time here, but is not worth the draft's memory"
     else:
-        why = f"{word}; plain decoding is the better choice here"
+        why = f"{result}; use plain decoding here"
     return {"on": on, "setting": setting, "why": why}
 
 
-def _ratio(figure: Figure) -> float:
-    return figure.of_plain.median if figure.of_plain else 0.0
+def _ratio(figure: ArmFigures) -> float:
+    return figure.speedup.median if figure.speedup else 0.0
 
 
-def _figures(measured: Measured, bare: Mapping[int, Forward]) -> Iterator[Figure]:
+def _figures(measured: BenchRun, bare: Mapping[int, Forward]) -> Iterator[ArmFigures]:
     timed = [sample for sample in measured.samples if sample.repeat >= 0]
     good = [s for s in timed if _exact(measured, s)]
     plain = {(s.prompt, s.repeat): s.answer for s in good if s.arm == PLAIN}
@@ -185,7 +190,7 @@ def _figures(measured: Measured, bare: Mapping[int, Forward]) -> Iterator[Figure
                 yield _figure(arm, kind, samples, plain, bare)
 
 
-def _exact(measured: Measured, sample: Sample) -> bool:
+def _exact(measured: BenchRun, sample: BenchSample) -> bool:
     found = measured.parity.get((sample.arm, sample.prompt))
     return found is not None and found.verdict != "different"
 
@@ -193,57 +198,59 @@ def _exact(measured: Measured, sample: Sample) -> bool:
 def _figure(
     arm: str,
     kind: str,
-    samples: Sequence[Sample],
-    plain: Mapping[tuple[int, int], Answer],
+    samples: Sequence[BenchSample],
+    plain: Mapping[tuple[int, int], ArmAnswer],
     bare: Mapping[int, Forward],
-) -> Figure:
+) -> ArmFigures:
     answers = [sample.answer for sample in samples]
     stats = [answer.stats for answer in answers if answer.stats is not None]
     ratios = [
-        sample.answer.speed / plain[sample.prompt, sample.repeat].speed
+        sample.answer.throughput / plain[sample.prompt, sample.repeat].throughput
         for sample in samples
         if (sample.prompt, sample.repeat) in plain
     ]
     rounds = sum(each.rounds for each in stats)
     drafted = sum(each.drafted for each in stats)
     per_round = sum(len(answer.tokens) for answer in answers) / rounds if rounds else None
-    figure = Figure(
+    figure = ArmFigures(
         arm=arm,
         kind=kind,
-        speed=spread([answer.speed for answer in answers]),
-        of_plain=spread(ratios) if ratios else None,
+        throughput=spread([answer.throughput for answer in answers]),
+        speedup=spread(ratios) if ratios else None,
         tokens_per_round=per_round,
         acceptance=sum(each.accepted for each in stats) / drafted if drafted else None,
         by_position=_by_position(stats),
-        lengths=dict(
+        accepted_lengths=dict(
             sorted(sum((Counter(each.accepted_lengths) for each in stats), Counter()).items())
         ),
-        curve=_along(answers),
+        throughput_along=_along(answers),
     )
     return _with_parts(figure, stats, bare)
 
 
-def _with_parts(figure: Figure, stats: Sequence[Stats], bare: Mapping[int, Forward]) -> Figure:
-    """Split the rounds of a fixed block into the bare forwards and the rest."""
-    width = int(figure.arm.split()[1]) if figure.arm.startswith("block ") else 0
-    if width not in bare or 1 not in bare or not stats or figure.tokens_per_round is None:
+def _with_parts(
+    figure: ArmFigures, stats: Sequence[Stats], bare: Mapping[int, Forward]
+) -> ArmFigures:
+    """Split the rounds of a fixed block size into the two forwards and the rest."""
+    block_size = int(figure.arm.split()[1]) if figure.arm.startswith("block ") else 0
+    if block_size not in bare or 1 not in bare or not stats or figure.tokens_per_round is None:
         return figure
-    forward, step_s = bare[width], bare[1].verify_s
+    forward, step_s = bare[block_size], bare[1].verify_s
     round_s = sum(each.decode_s for each in stats) / sum(each.rounds for each in stats)
     parts_s = forward.verify_s + forward.draft_s
     bound = figure.tokens_per_round / (parts_s / step_s)
-    reached = figure.of_plain.median if figure.of_plain else None
+    reached = figure.speedup.median if figure.speedup else None
     return replace(
         figure,
         draft_s=forward.draft_s,
         verify_s=forward.verify_s,
         overhead_s=round_s - parts_s,
-        of_bound=reached / bound if reached else None,
+        bound_share=reached / bound if reached else None,
     )
 
 
 def _by_position(stats: Sequence[Stats]) -> tuple[float, ...]:
-    """Return the share of rounds that accepted draft token i, of all that drafted it."""
+    """Return the share of rounds that accepted draft token i, among those that drafted it."""
     tried: Counter[int] = Counter()
     hits: Counter[int] = Counter()
     for each in stats:
@@ -253,8 +260,8 @@ def _by_position(stats: Sequence[Stats]) -> tuple[float, ...]:
     return acceptance_by_position(hits, tried)
 
 
-def _along(answers: Sequence[Answer], n_points: int = 24) -> tuple[tuple[int, float], ...]:
-    """Return the median speed along the answer: (tokens so far, tokens per second there)."""
+def _along(answers: Sequence[ArmAnswer], n_points: int = 24) -> tuple[tuple[int, float], ...]:
+    """Return the median throughput along the answer: (tokens so far, tokens per second there)."""
     longest = max(len(answer.tokens) for answer in answers)
     step = max(longest // n_points, 8)
     points = []
@@ -269,8 +276,8 @@ def _along(answers: Sequence[Answer], n_points: int = 24) -> tuple[tuple[int, fl
     return tuple(points)
 
 
-def _when(answer: Answer, n_tokens: int) -> float:
-    """Return the seconds at which an answer had `n_tokens`, between marks on a line."""
+def _when(answer: ArmAnswer, n_tokens: int) -> float:
+    """Return the seconds at which an answer had `n_tokens`, interpolated between marks."""
     before = (0, 0.0)
     for mark in answer.marks:
         if mark[0] >= n_tokens:

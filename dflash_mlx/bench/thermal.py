@@ -1,4 +1,4 @@
-"""How warm the machine says it is, where it says so."""
+"""Reads the machine's temperature or thermal limits, if the system reports them."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ _ZONES = Path("/sys/class/thermal")
 
 
 def thermal_state() -> str | None:
-    """Return the machine's own word on its temperature; None where it has none."""
+    """Return the system's report on temperature, or None."""
     if sys.platform == "darwin":
         return _macos()
     found = []
@@ -21,12 +21,12 @@ def thermal_state() -> str | None:
 
 
 def _macos() -> str | None:
-    """Return what `pmset` says of limits, which need no rights to read."""
+    """Return the thermal limits that `pmset` reports; it needs no privileges."""
     try:
-        said = subprocess.run(
+        result = subprocess.run(
             ["pmset", "-g", "therm"], capture_output=True, text=True, timeout=5, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    lines = [line.strip() for line in said.stdout.splitlines() if line.strip()]
+    lines = [line.strip() for line in result.stdout.splitlines() if line.strip()]
     return "; ".join(lines) or None

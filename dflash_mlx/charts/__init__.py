@@ -1,4 +1,4 @@
-"""HTML pages and SVG charts that need no other file.
+"""HTML pages and SVG charts that load no other file.
 
 It must not know what they show.
 """

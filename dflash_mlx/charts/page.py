@@ -1,4 +1,4 @@
-"""A page of HTML that needs nothing else: no script, no font, no network. One look for all."""
+"""Wraps content into one HTML page with a style sheet; the page loads no other file."""
 
 from collections.abc import Iterable
 from html import escape
@@ -40,8 +40,8 @@ _COLOURS = "".join(
 )
 
 
-def sheet(title: str, body: Iterable[str]) -> str:
-    """Return a page of that title; `body` is HTML in the classes of the style sheet."""
+def html_page(title: str, body: Iterable[str]) -> str:
+    """Return an HTML page; `body` is HTML that uses the classes of the style sheet."""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

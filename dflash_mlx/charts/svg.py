@@ -1,6 +1,6 @@
-"""Small plots as inline SVG: bars and lines, readable in the dark and in print.
+"""Bar and line plots as inline SVG.
 
-Colours come from the page's style sheet (classes `s0`, `s1`, ...), so that one page has one look.
+Colours come from the style sheet of the page (classes `s0`, `s1`, ...), light or dark.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from html import escape
 
 _WIDTH, _HEIGHT = 620, 260
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 14, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 14, 40  # margins that fit the labels at 12 px
 
 
 @dataclass(frozen=True)
 class Series:
-    """A named row of points, in one of six colours."""
+    """A named list of points (x, y), in one of six colours."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -21,17 +21,17 @@ class Series:
 
 
 def lines(title: str, x_label: str, y_label: str, series: Sequence[Series]) -> str:
-    """Return a line plot of at least one point, '' where there is none."""
-    shown = [each for each in series if each.points]
-    if not shown:
+    """Return a line plot, or '' if no series has points."""
+    nonempty = [each for each in series if each.points]
+    if not nonempty:
         return ""
-    xs = [x for each in shown for x, _ in each.points]
+    xs = [x for each in nonempty for x, _ in each.points]
     x_of = _scale(min(xs), max(xs), _LEFT, _WIDTH - _RIGHT)
-    top = max(y for each in shown for _, y in each.points)
+    top = max(y for each in nonempty for _, y in each.points)
     y_of = _scale(0, top * 1.08 or 1, _HEIGHT - _BOTTOM, _TOP)
-    finest = 1.0 if all(float(x).is_integer() for x in xs) else 0.0  # nothing is at position 1.5
-    parts = _axes(x_label, y_label, _ticks(min(xs), max(xs), finest), _ticks(0, top), x_of, y_of)
-    for each in shown:
+    min_step = 1.0 if all(float(x).is_integer() for x in xs) else 0.0  # whole xs, whole ticks
+    parts = _axes(x_label, y_label, _ticks(min(xs), max(xs), min_step), _ticks(0, top), x_of, y_of)
+    for each in nonempty:
         path = " ".join(f"{x_of(x):.1f},{y_of(y):.1f}" for x, y in each.points)
         parts.append(f'<polyline class="line s{each.colour % 6}" points="{path}"/>')
         parts += [
@@ -39,7 +39,7 @@ def lines(title: str, x_label: str, y_label: str, series: Sequence[Series]) -> s
             f"<title>{escape(each.name)}: {x:g}, {y:.3g}</title></circle>"
             for x, y in each.points
         ]
-    return _figure(title, parts, shown)
+    return _figure(title, parts, nonempty)
 
 
 def bars(
@@ -49,19 +49,16 @@ def bars(
     series: Sequence[Series],
     mark: float | None = None,
 ) -> str:
-    """Return bars in groups: point x of a series is the index of its label.
-
-    A line is drawn at `mark`.
-    """
-    shown = [each for each in series if each.points]
-    if not shown or not labels:
+    """Return a grouped bar plot; x of a point is the index of its label. `mark` draws a line."""
+    nonempty = [each for each in series if each.points]
+    if not nonempty or not labels:
         return ""
-    top = max(y for each in shown for _, y in each.points)
+    top = max(y for each in nonempty for _, y in each.points)
     y_of = _scale(0, top * 1.08 or 1, _HEIGHT - _BOTTOM, _TOP)
     group = (_WIDTH - _LEFT - _RIGHT) / len(labels)
-    wide = group * 0.8 / len(shown)
+    wide = group * 0.8 / len(nonempty)
     parts = _axes("", y_label, [], _ticks(0, top), lambda x: x, y_of)
-    for index, each in enumerate(shown):
+    for index, each in enumerate(nonempty):
         for at, value in each.points:
             x = _LEFT + at * group + group * 0.1 + index * wide
             y = y_of(value)
@@ -78,13 +75,13 @@ def bars(
             f'<text class="tick" x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 16}" '
             f'text-anchor="middle">{escape(label)}</text>'
         )
-    return _figure(title, parts, shown if len(shown) > 1 else [])
+    return _figure(title, parts, nonempty if len(nonempty) > 1 else [])
 
 
-def _figure(title: str, parts: Sequence[str], named: Sequence[Series]) -> str:
+def _figure(title: str, parts: Sequence[str], legend_of: Sequence[Series]) -> str:
     legend = "".join(
         f'<span class="key"><i class="s{each.colour % 6}"></i>{escape(each.name)}</span>'
-        for each in named
+        for each in legend_of
     )
     return (
         f'<figure><figcaption>{escape(title)}</figcaption><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" '
@@ -132,8 +129,8 @@ def _scale(low: float, high: float, start: float, end: float) -> Callable[[float
     return lambda value: start + (value - low) / span * (end - start)
 
 
-def _ticks(low: float, high: float, finest: float = 0.0) -> list[float]:
-    """Return about five round numbers from `low` to `high`, at least `finest` apart."""
+def _ticks(low: float, high: float, min_step: float = 0.0) -> list[float]:
+    """Return about five round numbers from `low` to `high`, at least `min_step` apart."""
     span = high - low
     if span <= 0:
         return [low]
@@ -143,6 +140,6 @@ def _ticks(low: float, high: float, finest: float = 0.0) -> list[float]:
     while span / power < 1:
         power /= 10
     step = next(power * factor for factor in (0.2, 0.5, 1, 2) if span / (power * factor) <= 6)
-    step = max(step, finest)
+    step = max(step, min_step)
     first = -(-low // step) * step
     return [round(first + step * k, 10) for k in range(int((high - first) / step + 1e-9) + 1)]

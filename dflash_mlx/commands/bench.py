@@ -17,10 +17,10 @@ from dflash_mlx.system.blas import choose_blas
 from dflash_mlx.system.paths import typed_path
 
 if TYPE_CHECKING:
-    from dflash_mlx.bench.earlier import Earlier
+    from dflash_mlx.bench.earlier import EarlierRun
     from dflash_mlx.bench.run import BenchConfig
-    from dflash_mlx.bench.suites import Prompt
-    from dflash_mlx.bench.summary import Report
+    from dflash_mlx.bench.suites import BenchPrompt
+    from dflash_mlx.bench.summary import BenchReport
     from dflash_mlx.engine.engine import Engine
 
 
@@ -33,7 +33,7 @@ def bench(
         list[str] | None,
         typer.Option(
             metavar="KIND",
-            help="code, arithmetic, chat, translation or structured; repeatable. [default: all]",
+            help="chat, code, arithmetic, lists, translation or structured. [default: all]",
         ),
     ] = None,
     data: Annotated[
@@ -107,13 +107,13 @@ def _check(model: str, draft: str, compare: str | None, as_json: bool) -> None:
         raise BadRequest(f"{model} is left without a draft to measure; name one with --draft")
 
 
-def _leave(report: "Report", written: bool) -> None:
+def _leave(report: "BenchReport", written: bool) -> None:
     """Leave with the exit code that the help promises."""
-    from dflash_mlx.bench.run import STOPPED
+    from dflash_mlx.bench.run import INTERRUPT_REASON
 
-    if report.broken_off == STOPPED:
+    if report.interrupted_reason == INTERRUPT_REASON:
         raise typer.Exit(INTERRUPTED)
-    if report.broken_off or not report.exact or not written:
+    if report.interrupted_reason or not report.exact or not written:
         raise typer.Exit(1)
 
 
@@ -131,7 +131,7 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
 
 def _prompts(
     kinds: Sequence[str] | None, data: Sequence[str] | None, count: int, config: "BenchConfig"
-) -> list["Prompt"]:
+) -> list["BenchPrompt"]:
     from dflash_mlx.bench.suites import KINDS, bundled, data_set
 
     if count < 0:
@@ -145,28 +145,28 @@ def _prompts(
 
 
 def _measure(
-    engine: "Engine", work: Sequence["Prompt"], config: "BenchConfig", terminal: Terminal
-) -> "Report":
+    engine: "Engine", work: Sequence["BenchPrompt"], config: "BenchConfig", terminal: Terminal
+) -> "BenchReport":
     from dflash_mlx.bench.arms import prompt_ids
     from dflash_mlx.bench.forwards import forwards, memory_speed
-    from dflash_mlx.bench.run import STOPPED, run
+    from dflash_mlx.bench.run import INTERRUPT_REASON, run
     from dflash_mlx.bench.summary import summarise
     from dflash_mlx.bench.thermal import thermal_state
 
     measured = run(engine, work, config, terminal.show)
     bare, speed = [], None
-    if not measured.broken_off:
+    if not measured.interrupted_reason:
         terminal.show("timing the bare forwards")
         ids = prompt_ids(engine, measured.prompts[0])
         try:
             bare = forwards(engine, ids, [1, *config.block_sizes])
             speed = memory_speed(engine)
         except KeyboardInterrupt:
-            measured.broken_off = STOPPED
+            measured.interrupted_reason = INTERRUPT_REASON
     return summarise(engine, measured, config, bare, speed, thermal_state())
 
 
-def _write(report: "Report", file: Path, terminal: Terminal) -> bool:
+def _write(report: "BenchReport", file: Path, terminal: Terminal) -> bool:
     """Write the page; return whether there was room. An hour's figures are printed either way."""
     from dflash_mlx.bench.page import page
 
@@ -179,7 +179,7 @@ def _write(report: "Report", file: Path, terminal: Terminal) -> bool:
     return True
 
 
-def _show(report: "Report", before: "Earlier | None", as_json: bool) -> None:
+def _show(report: "BenchReport", before: "EarlierRun | None", as_json: bool) -> None:
     from dflash_mlx.bench.earlier import side_by_side
     from dflash_mlx.bench.report import lines
 

@@ -4,7 +4,7 @@ It must not know how costs are measured.
 """
 
 import hashlib
-import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -13,10 +13,18 @@ from typing import Any
 
 from dflash_mlx.controller.acceptance import AcceptanceCounts
 from dflash_mlx.controller.costs import CostCurve
+from dflash_mlx.system.foreign import quoted
 from dflash_mlx.system.json_file import write_json
+from dflash_mlx.system.state_file import read_state
 
 _FORMAT = 3
-"""Raised when the keys of the file change; a file of another format is measured again."""
+"""Increased when the keys of the file change; costs in another format are measured again."""
+
+_MAX_SECONDS = 1e6
+"""Longest round in a valid file, in seconds: eleven days."""
+
+_MAX_TOKENS = 2**31
+"""Largest context length, and bound of all counts, in a valid file."""
 
 
 @dataclass(frozen=True)
@@ -57,22 +65,17 @@ class CostStore:
     def load(self, key: CostKey) -> tuple[LearnedCosts | None, str | None]:
         """Return the costs stored for `key`, or None and the reason they cannot be used.
 
-        The reason is None where no file exists.
+        The reason is None where no file exists. A damaged file is set aside.
         """
-        file = self.folder / key.name
-        try:
-            values = json.loads(file.read_text(encoding="utf-8"))
-            if values["format"] != _FORMAT:
-                return None, f"{file} has another format; costs are measured again"
-            stored = values["key"]
-            if stored != asdict(key):
-                reason = f"costs were measured with mlx {stored['mlx']}, not {key.mlx}"
-                return None, f"{reason}; they are measured again"
-            return _learned(values), None
-        except FileNotFoundError:
-            return None, None
-        except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
-            return None, f"{file} cannot be read ({error}); costs are measured again"
+        stored, notice = read_state(
+            self.folder / key.name, "the costs", _parse, "costs are measured again"
+        )
+        if stored is None:
+            return None, notice
+        if stored.key != key:
+            reason = f"costs were measured with mlx {stored.key.mlx}, not {key.mlx}"
+            return None, f"{reason}; they are measured again"
+        return stored.learned, None
 
     def save(self, key: CostKey, learned: LearnedCosts) -> str | None:
         """Store the costs for `key`; return the reason where that failed."""
@@ -85,17 +88,57 @@ class CostStore:
         return None
 
 
-def _learned(values: Mapping[str, Any]) -> LearnedCosts:
+@dataclass(frozen=True)
+class _StoredCosts:
+    key: CostKey
+    learned: LearnedCosts
+
+
+def _parse(values: Any) -> _StoredCosts:
+    """Return the contents of a file; any exception means that it is damaged."""
+    if values["format"] != _FORMAT:
+        raise ValueError(f"format {quoted(values['format'])}, not {_FORMAT}")
     curve, counts = values["curve"], values["counts"]
-    return LearnedCosts(
-        CostCurve(
-            block_sizes=tuple(int(size) for size in curve["block_sizes"]),
-            contexts=tuple(int(context) for context in curve["contexts"]),
-            seconds=tuple(tuple(float(cost) for cost in row) for row in curve["seconds"]),
-            context_token_s=float(curve["context_token_s"]),
-        ),
-        AcceptanceCounts(
-            tuple(float(count) for count in counts["n_drafted"]),
-            tuple(float(count) for count in counts["n_accepted"]),
+    key = CostKey(**values["key"])
+    if not all(isinstance(value, str) for value in asdict(key).values()):
+        raise TypeError("a key of the pair is not a text")
+    return _StoredCosts(
+        key,
+        LearnedCosts(
+            CostCurve(
+                block_sizes=tuple(_whole(size, 1) for size in curve["block_sizes"]),
+                contexts=tuple(_whole(context, 0) for context in curve["contexts"]),
+                seconds=tuple(tuple(map(_seconds, row)) for row in curve["seconds"]),
+                context_token_s=_number(curve["context_token_s"], 0.0, _MAX_SECONDS),
+            ),
+            _counts(counts),
         ),
     )
+
+
+def _counts(values: Mapping[str, Any]) -> AcceptanceCounts:
+    n_drafted = tuple(_number(count, 0.0, _MAX_TOKENS) for count in values["n_drafted"])
+    n_accepted = tuple(_number(count, 0.0, _MAX_TOKENS) for count in values["n_accepted"])
+    if len(n_drafted) != len(n_accepted):
+        raise ValueError(f"{len(n_drafted)} drafted and {len(n_accepted)} accepted positions")
+    if any(a > d for d, a in zip(n_drafted, n_accepted, strict=True)):
+        raise ValueError("more tokens were accepted than drafted")
+    return AcceptanceCounts(n_drafted, n_accepted)
+
+
+def _seconds(value: Any) -> float:
+    return _number(value, 1e-9, _MAX_SECONDS)
+
+
+def _number(value: Any, low: float, high: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{quoted(value)} is not a number")
+    if not (math.isfinite(value) and low <= value <= high):
+        raise ValueError(f"{quoted(value)} is not between {low:g} and {high:g}")
+    return float(value)
+
+
+def _whole(value: Any, low: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{quoted(value)} is not a whole number")
+    return int(_number(value, low, _MAX_TOKENS))

@@ -12,4 +12,5 @@ __all__ = [
     "memory",
     "paths",
     "settings",
+    "state_file",
 ]

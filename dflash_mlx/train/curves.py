@@ -9,7 +9,7 @@ from html import escape
 from statistics import fmean
 from typing import Any
 
-from dflash_mlx.charts.page import sheet
+from dflash_mlx.charts.page import html_page
 from dflash_mlx.charts.svg import Series, bars, lines
 
 _POINTS = 200
@@ -29,7 +29,7 @@ def curves(title: str, facts: str, history: History) -> str:
         f'<div class="plots">{plots}</div>' if plots else "<p>Nothing was logged yet.</p>",
         _words(measured),
     ]
-    return sheet(title, body)
+    return html_page(title, body)
 
 
 def _plots(trained: History, measured: History) -> Iterator[str]:

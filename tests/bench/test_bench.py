@@ -1,4 +1,4 @@
-"""The benchmark: parity before figures, the path that chat uses, and what a bad run keeps."""
+"""The benchmark: comparison of texts, figures, reports, and interrupted runs."""
 
 import json
 import math
@@ -7,14 +7,14 @@ from html.parser import HTMLParser
 
 import pytest
 
-from dflash_mlx.bench.arms import AUTO, PLAIN, Answer, DFlashArm, PlainArm, prompt_ids
+from dflash_mlx.bench.arms import AUTO, PLAIN, ArmAnswer, DFlashArm, PlainArm, prompt_ids
 from dflash_mlx.bench.earlier import read_earlier, side_by_side
 from dflash_mlx.bench.forwards import Forward, forwards
 from dflash_mlx.bench.page import page
 from dflash_mlx.bench.parity import Parity, compare
 from dflash_mlx.bench.report import lines
-from dflash_mlx.bench.run import STOPPED, BenchConfig, Measured, Sample, run
-from dflash_mlx.bench.suites import KINDS, Prompt, bundled, data_set, long_document
+from dflash_mlx.bench.run import INTERRUPT_REASON, BenchConfig, BenchRun, BenchSample, run
+from dflash_mlx.bench.suites import KINDS, BenchPrompt, bundled, data_set, long_document
 from dflash_mlx.bench.summary import spread, summarise, verdict
 from dflash_mlx.controller.costs import CostCurve
 from dflash_mlx.controller.state import ControllerState
@@ -25,7 +25,7 @@ from dflash_mlx.models.pair import Pair
 from tests.commands.results import STATS
 from tests.tiny import loaded_pair, random_draft
 
-PROMPTS = [Prompt("code", "def f():"), Prompt("chat", "Hello")]
+PROMPTS = [BenchPrompt("code", "def f():"), BenchPrompt("chat", "Hello")]
 CURVE = CostCurve((1, 8), (0,), ((0.01, 0.02),))
 
 pytestmark = pytest.mark.xdist_group("bench")  # the report is made once
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.xdist_group("bench")  # the report is made once
 
 @pytest.fixture(scope="module")
 def engine(target):
-    """A tiny pair behind the real engine, session and thread."""
+    """A tiny pair in a real engine, with its session and worker thread."""
     worker = Worker("bench test")
     loaded = loaded_pair(Pair(target, random_draft(target)), tuning=ControllerState(CURVE, 8))
     yield Engine(loaded, worker)
@@ -42,7 +42,7 @@ def engine(target):
 
 @pytest.fixture(scope="module")
 def report(engine):
-    """A small benchmark with fixed blocks and a long document, summarised."""
+    """The report of a small benchmark with two block sizes and a long document."""
     config = BenchConfig(n_tokens=12, repeats=2, block_sizes=(2, 4), contexts=(700,))
     measured = run(engine, PROMPTS, config, lambda text: None)
     bare = forwards(engine, prompt_ids(engine, PROMPTS[0]), [1, 2, 4])
@@ -50,7 +50,7 @@ def report(engine):
 
 
 def test_both_arms_read_the_same_prompt_and_write_the_same_text(engine):
-    """A benchmark that renders another prompt than chat measures another model."""
+    """A benchmark that renders a different prompt than chat measures something else."""
     plain = PlainArm().answer(engine, PROMPTS[0], 12)
     ours = DFlashArm(4).answer(engine, PROMPTS[0], 12)
     assert plain.tokens == ours.tokens and plain.prompt_tokens == ours.prompt_tokens
@@ -61,7 +61,7 @@ def test_both_arms_read_the_same_prompt_and_write_the_same_text(engine):
 
 
 def test_both_arms_end_where_the_context_is_full(engine):
-    """A text that goes on beyond the context is no other text."""
+    """An arm that decodes beyond the context length seemed to write a different text."""
     room = engine.loaded.context_length
     long = long_document(2)
     ids = prompt_ids(engine, long)
@@ -71,8 +71,8 @@ def test_both_arms_end_where_the_context_is_full(engine):
     assert len(ids) + len(plain.tokens) <= room + 1
 
 
-def test_texts_that_part_are_classed_by_the_targets_own_margin(engine):
-    """A near-tie is no bug and a bug is no near-tie; a benchmark of a peer told neither."""
+def test_different_texts_are_classified_by_the_targets_margin(engine):
+    """A near-tie is not a bug; without the margin, a bug cannot be told from a near-tie."""
     ids = prompt_ids(engine, PROMPTS[0])
     plain = PlainArm().answer(engine, PROMPTS[0], 8).tokens
     other = (*plain[:5], (plain[5] + 1) % 256, *plain[6:])
@@ -82,14 +82,14 @@ def test_texts_that_part_are_classed_by_the_targets_own_margin(engine):
     assert compare(engine, ids, plain, plain[:6]).verdict == "different"
 
 
-def test_a_text_that_is_not_the_targets_own_gets_no_figure(engine):
-    """A broken verifier made drafts look better than they were, and the figures were published."""
+def test_an_arm_with_a_different_text_gets_no_figures(engine):
+    """A broken verifier accepted wrong tokens, and its throughput was published."""
     answer = PlainArm().answer(engine, PROMPTS[0], 8)
-    measured = Measured([PROMPTS[0]])
+    measured = BenchRun([PROMPTS[0]])
     measured.parity = {(PLAIN, 0): Parity("equal"), ("block 4", 0): Parity("different", 3, 1.0)}
     measured.samples = [
-        Sample(PLAIN, 0, "code", 0, answer),
-        Sample("block 4", 0, "code", 0, answer),
+        BenchSample(PLAIN, 0, "code", 0, answer),
+        BenchSample("block 4", 0, "code", 0, answer),
     ]
     report = summarise(engine, measured, BenchConfig(), [], None, None)
     assert {figure.arm for figure in report.figures} == {PLAIN}
@@ -97,30 +97,30 @@ def test_a_text_that_is_not_the_targets_own_gets_no_figure(engine):
 
 
 def test_report_has_every_arm_on_every_kind(report):
-    """An average over kinds hides that prose loses what code wins."""
+    """An average over kinds hides that prose loses while code gains."""
     kinds = {"code", "chat", "all"} | {f.kind for f in report.figures if f.kind.endswith(" tokens")}
     assert len(kinds) == 4
     assert {(figure.arm, figure.kind) for figure in report.figures} == {
         (arm, kind) for arm in (PLAIN, AUTO, "block 2", "block 4") for kind in kinds
     }
     block = next(f for f in report.figures if (f.arm, f.kind) == ("block 4", "all"))
-    assert block.speed.count == 6
-    assert sum(block.lengths.values()) > 0
-    assert block.draft_s > 0 and block.verify_s > 0 and block.of_bound > 0
+    assert block.throughput.count == 6
+    assert sum(block.accepted_lengths.values()) > 0
+    assert block.draft_s > 0 and block.verify_s > 0 and block.bound_share > 0
     assert all(0 <= share <= 1 for share in block.by_position)
 
 
 def test_acceptance_by_position_counts_the_rounds_that_drafted(engine):
-    """Of an answer that was parked, one round in a hundred drafted; it is no hundred rounds."""
+    """Of 100 rounds with drafting disabled, one drafted; the other 99 must not count."""
     answer = PlainArm().answer(engine, PROMPTS[0], 4)
     seen = [(100, (1.0,), (1,)), (9, (1 / 3, 1.0), (9, 3))]
     stats = [
         replace(STATS, rounds=rounds, accepted_by_position=shares, drafted_by_position=counts)
         for rounds, shares, counts in seen
     ]
-    measured = Measured([PROMPTS[0]], parity={(AUTO, 0): Parity("equal")})
+    measured = BenchRun([PROMPTS[0]], parity={(AUTO, 0): Parity("equal")})
     measured.samples = [
-        Sample(AUTO, 0, "code", repeat, replace(answer, stats=each))
+        BenchSample(AUTO, 0, "code", repeat, replace(answer, stats=each))
         for repeat, each in enumerate(stats)
     ]
     report = summarise(engine, measured, BenchConfig(), [], None, None)
@@ -128,13 +128,13 @@ def test_acceptance_by_position_counts_the_rounds_that_drafted(engine):
 
 
 def test_report_is_plain_json(report):
-    """A report that only Python reads cannot be compared by anything else."""
+    """Other programs must be able to read a report."""
     values = json.loads(json.dumps(report.as_values()))
-    assert values["broken_off"] is None and values["parity"] and values["verdict"]["why"]
+    assert values["interrupted_reason"] is None and values["parity"] and values["verdict"]["why"]
 
 
-def test_two_runs_can_be_set_side_by_side(report, tmp_path):
-    """A change that slows one kind down must show."""
+def test_two_runs_can_be_compared(report, tmp_path):
+    """A change that slows down one kind of prompt must be visible."""
     file = tmp_path / "earlier.json"
     file.write_text(json.dumps(report.as_values()))
     shown = list(side_by_side(read_earlier(file), report))
@@ -160,23 +160,23 @@ class _Page(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_page_is_whole_and_needs_nothing_else(report):
-    """A page with a script from elsewhere shows nothing on a machine without a network."""
+def test_page_is_well_formed_and_loads_nothing(report):
+    """A page that loads a script shows nothing on a machine without network."""
     parsed = _Page()
     parsed.feed(page(report))
     assert parsed.open == [] and parsed.loads == []
     assert parsed.figures == 5
 
 
-def test_page_shows_what_a_model_wrote_without_obeying_it(engine):
-    """Text of a model is text, whatever tags it holds."""
-    measured = Measured([PROMPTS[0]], texts={0: "<script>alert(1)</script>"})
+def test_page_escapes_the_text_of_a_model(engine):
+    """A model can write HTML tags; the page must not execute them."""
+    measured = BenchRun([PROMPTS[0]], texts={0: "<script>alert(1)</script>"})
     shown = page(summarise(engine, measured, BenchConfig(), [], None, None))
     assert "<script>" not in shown and "&lt;script&gt;" in shown
 
 
 def test_an_interrupted_run_keeps_what_it_measured(engine):
-    """An hour of measuring was lost to one Ctrl-C."""
+    """Ctrl-C after an hour lost all results."""
 
     def progress(text):
         if text.startswith("repeat 1 of 3, prompt 2"):
@@ -189,40 +189,40 @@ def test_an_interrupted_run_keeps_what_it_measured(engine):
         progress(text)
 
     measured = run(engine, PROMPTS, BenchConfig(n_tokens=4), interrupting)
-    assert measured.broken_off == STOPPED
+    assert measured.interrupted_reason == INTERRUPT_REASON
     report = summarise(engine, measured, BenchConfig(n_tokens=4), [], None, None)
     assert {figure.kind for figure in report.figures} >= {"code"}
     assert any("interrupted" in line for line in lines(report))
 
 
-def test_arms_take_turns_in_beginning(engine):
-    """A machine that warms up would favour whoever always goes first."""
+def test_arms_take_turns_in_coming_first(engine):
+    """A machine that warms up favours the arm that always comes first."""
     seen = []
     run(engine, PROMPTS, BenchConfig(n_tokens=2, repeats=2), seen.append)
     firsts = [text.split(", ")[-1] for text in seen if text.startswith("repeat")][::2]
     assert sorted(firsts) == [AUTO, AUTO, PLAIN, PLAIN]
 
 
-def test_verdict_says_off_where_drafting_loses(report):
-    """Half the speed at 88% acceptance: the question was what the point is."""
+def test_verdict_is_off_where_drafting_loses(report):
+    """A peer recommended drafting by acceptance: 88%, at half the throughput."""
     slow = [
-        replace(figure, of_plain=spread([0.5 if figure.arm != PLAIN else 1.0]))
+        replace(figure, speedup=spread([0.5 if figure.arm != PLAIN else 1.0]))
         for figure in report.figures
     ]
     found = verdict(slow)
     assert found["on"] is False and found["setting"] == "--draft none"
-    fast = [replace(figure, of_plain=spread([1.8])) for figure in slow if figure.arm == AUTO]
+    fast = [replace(figure, speedup=spread([1.8])) for figure in slow if figure.arm == AUTO]
     assert verdict([*slow, *fast])["on"] is True
 
 
-def test_verdict_needs_something_beside_plain_decoding(report):
-    """Broken off after one plain answer, it said that plain decoding is the better choice."""
+def test_verdict_needs_an_arm_other_than_plain_decoding(report):
+    """A run interrupted after one plain answer recommended plain decoding."""
     plain = [figure for figure in report.figures if figure.arm == PLAIN]
     assert verdict(plain)["on"] is None
 
 
-def test_a_timed_text_of_its_own_is_found(engine, monkeypatch):
-    """Auto chooses widths by the clock: a kernel that is wrong at 5 rows may serve only later."""
+def test_a_different_text_in_a_timed_answer_is_found(engine, monkeypatch):
+    """Auto chooses block sizes by the clock, so a wrong kernel may run in a later answer only."""
     answers = DFlashArm.answer
     count = []
 
@@ -239,7 +239,7 @@ def test_a_timed_text_of_its_own_is_found(engine, monkeypatch):
 
 
 def test_an_error_late_in_a_run_keeps_what_was_measured(engine, monkeypatch):
-    """Out of memory in the third hour lost the first two."""
+    """An out-of-memory error in the third hour lost the results of the first two."""
     answers = PlainArm.answer
 
     def answer(arm, engine, prompt, n_tokens):
@@ -250,7 +250,7 @@ def test_an_error_late_in_a_run_keeps_what_was_measured(engine, monkeypatch):
     monkeypatch.setattr(PlainArm, "answer", answer)
     seen = []
     measured = run(engine, PROMPTS, BenchConfig(n_tokens=4), seen.append)
-    assert "out of memory" in measured.broken_off
+    assert "out of memory" in measured.interrupted_reason
     assert any(sample.repeat >= 0 for sample in measured.samples)
 
 
@@ -258,17 +258,17 @@ def test_an_error_late_in_a_run_keeps_what_was_measured(engine, monkeypatch):
     "values", [{"n_tokens": 0}, {"repeats": 0}, {"cool_down_s": math.nan}, {"contexts": (0,)}]
 )
 def test_impossible_settings_are_refused(values):
-    """Zero tokens gave a division by zero after the model was loaded."""
+    """Zero tokens ended in a division by zero after the model was loaded."""
     with pytest.raises(BadRequest):
         BenchConfig(**values)
 
 
-def test_what_cannot_be_compared_is_refused(engine, target):
-    """No prompts, a block the draft does not have, no draft at all: said before measuring."""
+def test_a_run_without_prompts_or_draft_is_refused(engine, target):
+    """Missing prompts, too large block sizes and missing drafts are found before measuring."""
     quiet = lambda text: None  # noqa: E731
     with pytest.raises(BadRequest, match="no prompts"):
         run(engine, [], BenchConfig(), quiet)
-    with pytest.raises(BadRequest, match="the context holds"):
+    with pytest.raises(BadRequest, match="the context length is"):
         run(engine, [], BenchConfig(contexts=(engine.loaded.context_length + 500,)), quiet)
     with pytest.raises(BadRequest, match="1 to 8"):
         run(engine, PROMPTS, BenchConfig(block_sizes=(9,)), quiet)
@@ -277,20 +277,20 @@ def test_what_cannot_be_compared_is_refused(engine, target):
         run(alone, PROMPTS, BenchConfig(), quiet)
 
 
-def test_every_kind_has_prompts_of_our_own():
-    """A benchmark that needs the hub measures nothing on a train."""
+def test_the_package_has_prompts_of_every_kind():
+    """A benchmark must run without network."""
     assert {prompt.kind for prompt in bundled(KINDS, 9)} == set(KINDS)
     with pytest.raises(BadRequest, match="poetry"):
         bundled(["poetry"], 1)
 
 
 def test_long_documents_grow():
-    """A context sweep with prompts of one length sweeps nothing."""
+    """A context sweep needs prompts of different lengths."""
     assert len(long_document(10).text) > 8 * len(long_document(1).text)
 
 
 def test_prompts_come_from_files_of_many_shapes(tmp_path):
-    """Everybody's data set has another shape."""
+    """Data sets have different fields and file formats."""
     shapes = {
         "a.jsonl": '{"question": "one"}\n\n{"prompt": ["two", "more"]}\n',
         "b.json": '["one", {"text": "two"}]',
@@ -303,22 +303,22 @@ def test_prompts_come_from_files_of_many_shapes(tmp_path):
 
 
 def test_a_line_of_json_ends_where_the_line_does(tmp_path):
-    """Texts from the web hold line separators of their own, which JSON leaves as they are."""
+    """Texts from the web contain U+2028, which `str.splitlines` takes for the end of a line."""
     (tmp_path / "set.jsonl").write_text('{"prompt": "one\u2028two"}\n')
     assert [prompt.text for prompt in data_set(str(tmp_path / "set.jsonl"), 9)] == ["one\u2028two"]
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '[{"nothing": 1}]', ""])
 def test_an_unreadable_data_set_is_refused_in_one_line(tmp_path, text):
-    """A traceback of the JSON module explains nothing, nor does an error without what is needed."""
+    """A traceback of the JSON module does not tell the user what is needed."""
     file = tmp_path / "set.json"
     file.write_text(text)
     with pytest.raises(BadRequest, match=r"set\.json .*; it needs a text a line"):
         data_set(str(file), 3)
 
 
-def test_a_data_set_in_the_cache_asks_nobody(tmp_path, monkeypatch):
-    """A set that was brought yesterday could not be measured with on a train."""
+def test_a_cached_data_set_makes_no_request(tmp_path, monkeypatch):
+    """A data set downloaded before could not be used without network."""
     brought = tmp_path / "main/test.jsonl"
     brought.parent.mkdir()
     brought.write_text('{"question": "one"}')
@@ -328,18 +328,18 @@ def test_a_data_set_in_the_cache_asks_nobody(tmp_path, monkeypatch):
     assert [prompt.text for prompt in data_set("gsm8k", 3)] == ["one"]
 
 
-def test_an_unknown_data_set_is_refused_with_those_there_are():
-    """A misspelled name should not start a download."""
+def test_an_unknown_data_set_is_refused_with_the_known_names():
+    """A misspelled name must not start a download."""
     with pytest.raises(BadRequest, match="humaneval"):
         data_set("human-eval-plus-plus", 3)
 
 
-def test_bare_forwards_of_one_row_draft_nothing(engine):
-    """A plain step with a draft's time in it would flatter every block."""
+def test_the_forward_of_a_plain_step_contains_no_draft(engine):
+    """A plain step timed with a draft makes every block size look better."""
     (one,) = forwards(engine, prompt_ids(engine, PROMPTS[0]), [1])
     assert isinstance(one, Forward) and one.draft_s == 0.0 < one.verify_s
 
 
-def test_speed_is_tokens_of_decoding_over_its_seconds():
-    """Prefill in the figure hides what is measured."""
-    assert Answer((1, 2, 3, 4), 2.0, 9.0, 5, (), 0).speed == 2.0
+def test_throughput_excludes_prefill():
+    """Throughput that includes prefill hides the difference between arms."""
+    assert ArmAnswer((1, 2, 3, 4), 2.0, 9.0, 5, (), 0).throughput == 2.0

@@ -1,4 +1,4 @@
-"""Plots as a reader sees them: what stands at the axes."""
+"""The axes of plots."""
 
 import re
 
@@ -14,6 +14,6 @@ TICK = re.compile(r">(-?[\d.]+)</text>")
     [((1, 2, 3), ["1", "2", "3"]), ((0.5, 1.0, 1.5), ["0.6", "0.8", "1", "1.2", "1.4"])],
 )
 def test_positions_are_whole(xs, expected):
-    """Acceptance was plotted over positions 1.5 and 2.5, which there are not."""
+    """Acceptance by position had ticks at 1.5 and 2.5, which are not positions."""
     page = lines("title", "position", "share", [Series("a", [(x, 0.0) for x in xs])])
     assert TICK.findall(page)[-len(expected) :] == expected

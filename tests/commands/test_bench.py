@@ -64,9 +64,9 @@ def test_bench_writes_json_page_and_comparison(loads, capsys, tmp_path):
     [
         '{"a": 1}',
         "[1]",
-        '{"made": "", "machine": {}, "pair": {}, "figures": []}',
-        '{"made": "", "machine": {"mlx": "", "chip": "", "device": "", "blas": ""}, '
-        '"pair": {"model": ""}, "figures": [{"arm": "plain", "kind": "all", "speed": 3}]}',
+        '{"created_at": "", "machine": {}, "pair": {}, "figures": []}',
+        '{"created_at": "", "machine": {"mlx": "", "chip": "", "device": "", "blas": ""}, '
+        '"pair": {"model": ""}, "figures": [{"arm": "plain", "kind": "all", "throughput": 3}]}',
     ],
 )
 def test_bench_refuses_a_comparison_with_something_else(loads, capsys, tmp_path, text):
@@ -74,7 +74,7 @@ def test_bench_refuses_a_comparison_with_something_else(loads, capsys, tmp_path,
     other = tmp_path / "other.json"
     other.write_text(text)
     assert main(["bench", *QUICK, "--compare", str(other)]) == 2
-    assert "no report" in capsys.readouterr().err and loads == []
+    assert "--compare needs the output" in capsys.readouterr().err and loads == []
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_part_of_a_run_is_printed_and_does_not_pass_for_one(
     monkeypatch.setattr(DFlashArm, "answer", answer)
     assert main(["bench", *QUICK, "--repeats", "9"]) == code
     printed = capsys.readouterr()
-    assert f"{said}: what follows is a part" in printed.out and "verdict:" in printed.out
+    assert f"{said}: the run is incomplete" in printed.out and "verdict:" in printed.out
 
 
 def test_bench_prints_its_figures_though_the_page_cannot_be_written(loads, capsys):
