@@ -11,7 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from dflash_mlx.decode.loop import draft
+from dflash_mlx.decode.loop import propose
 from dflash_mlx.kernels.autotuner import Autotuner
 from dflash_mlx.kernels.pair_kernels import install_kernels
 from dflash_mlx.kernels.result_store import ResultStore, TuningPlatform
@@ -94,7 +94,7 @@ def test_a_dflash2_draft_proposes_the_same_block(
             _forced(pair, counting, tmp_path)
             counting.launched.clear()
         cache, state = read_prompt(pair)
-        _, block = draft(pair.with_sampling(temperature, 5), cache, state, BLOCK)
+        _, block = propose(pair.with_sampling(temperature, 5), cache, state, BLOCK)
         blocks.append(block)
     stock, ours = blocks
     assert ours.tokens.tolist() == stock.tokens.tolist()
