@@ -1,4 +1,4 @@
-"""Known pairs of target and draft models, and how a name selects one.
+"""Known pairs of target and draft, and how a name selects one.
 
 It must not know the network or weights.
 """

@@ -1,7 +1,7 @@
-"""Which folders on this machine the converter made, so that they can be listed.
+"""The list of folders that `convert` wrote on this machine, for `dflash-mlx models`.
 
-One small JSON file in the user's settings, a list of paths, newest last. Folders that are gone
-are forgotten when the list is next written.
+A JSON list of paths in the settings folder, newest last; removed folders leave it at the next
+write.
 """
 
 import json
@@ -15,11 +15,11 @@ _LIST = "converted.json"
 
 
 def converted(settings: Path) -> tuple[Path, ...]:
-    """Return the converted folders that still are there."""
+    """Return the converted folders that still exist."""
     try:
         listed = json.loads((settings / _LIST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        # the list only helps to find folders; a broken one is begun anew
+        # the list is only a convenience, so a damaged one counts as empty
         return ()
     paths = [Path(item) for item in listed if isinstance(item, str)] if listed else []
     return tuple(path for path in paths if os.path.isfile(path / FILE))
@@ -29,7 +29,7 @@ def remember(folder: Path, settings: Path) -> None:
     """Add `folder` to the list.
 
     Raises:
-        OSError: the list cannot be written; it is as it was.
+        OSError: the list cannot be written; it is unchanged.
     """
     known = [path for path in converted(settings) if path != folder]
     write_json(settings / _LIST, [str(path) for path in [*known, folder]])

@@ -1,8 +1,7 @@
-"""`pair.json`: what a converted folder says about its target, its draft and where they came from.
+"""`pair.json`: the target, the draft and their sources in a folder that `convert` wrote.
 
-A folder may hold a target, a draft, or both (the draft in `draft/`). This file knows the card's
-fields and how to compare them with the models that lie there; it reads no weights. A card that
-does not fit means that files of two conversions were mixed, which shows in no shape.
+A mismatch with the models in the folder means that files of two conversions were mixed, which
+tensor shapes do not show. It must not read weights.
 """
 
 import hashlib
@@ -20,15 +19,15 @@ from dflash_mlx.system.json_file import read_json
 FILE = "pair.json"
 FORMAT = 1
 DRAFT_FOLDER = "draft"
-"""Where the draft of a pair lies inside its target's folder."""
+"""Folder of the draft inside its target's folder."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where weights came from and what became of them.
+    """The source of weights and how they were converted.
 
-    `date` is the day of the source, `bits` the average width by role, `shards` the SHA-256 of
-    each file of weights.
+    `date` is the date of the source, `bits` the average bits per weight by role, and `shards` the
+    SHA-256 of each weight file.
     """
 
     source: str
@@ -41,7 +40,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class TargetFacts:
-    """What a draft depends on in its target. `tokenizer` is a hash, None without tokenizer."""
+    """Properties of a target that its draft depends on; `tokenizer` is a hash or None."""
 
     architecture: str
     hidden_size: int
@@ -52,7 +51,7 @@ class TargetFacts:
 
 @dataclass(frozen=True)
 class DraftFacts:
-    """What a target and a decode loop depend on in a draft; see `DraftConfig`."""
+    """Properties of a draft that target and decode loop depend on; see `DraftConfig`."""
 
     hidden_size: int
     feature_size: int
@@ -68,7 +67,7 @@ class DraftFacts:
 
 @dataclass(frozen=True)
 class Manifest:
-    """One card. `thinking` is the mode the draft was trained for, None where it does not matter."""
+    """The content of `pair.json`. `thinking` is the mode the draft was trained for, or None."""
 
     target: TargetFacts | None = None
     target_origin: Origin | None = None
@@ -77,17 +76,17 @@ class Manifest:
     thinking: bool | None = None
 
     def write(self, folder: Path) -> None:
-        """Write the card into `folder`."""
+        """Write `pair.json` into `folder`."""
         table = {"format": FORMAT, **asdict(self)}
         text = json.dumps(table, indent=2, sort_keys=True, default=dict)
         (folder / FILE).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """Return the card in `folder`, None if there is none.
+        """Return the manifest in `folder`, None if there is none.
 
         Raises:
-            BadCheckpoint: the file is no card.
+            BadCheckpoint: the file is not a manifest.
         """
         path = folder / FILE
         if not path.is_file():
@@ -109,24 +108,24 @@ class Manifest:
             if isinstance(error, BadCheckpoint):
                 raise
             raise BadCheckpoint(
-                f"{path} is no pair card ({error}); convert the pair again"
+                f"{path} is not a pair manifest ({error}); convert the pair again"
             ) from error
 
     def check(self, target: TargetFacts | None, draft: DraftFacts | None, source: str) -> None:
-        """Check that the models in a folder are those that the card speaks of.
+        """Check that the models in a folder are the ones the manifest describes.
 
         Raises:
-            PairMismatch: a field differs; it is named, with both values.
+            PairMismatch: a field differs; the message has both values.
         """
-        for kind, said, found in (("target", self.target, target), ("draft", self.draft, draft)):
-            if said is None or found is None:
+        for kind, stated, found in (("target", self.target, target), ("draft", self.draft, draft)):
+            if stated is None or found is None:
                 continue
-            for item in fields(said):
-                card, model = getattr(said, item.name), getattr(found, item.name)
-                if card != model:
+            for item in fields(stated):
+                expected, actual = getattr(stated, item.name), getattr(found, item.name)
+                if expected != actual:
                     raise PairMismatch(
-                        f"{source}/{FILE} gives its {kind} the {item.name} {card!r} and the files "
-                        f"say {model!r}; files of two conversions are mixed, convert again"
+                        f"{source}/{FILE} states {item.name} {expected!r} for its {kind}, and the "
+                        f"files have {actual!r}; files of two conversions are mixed, convert again"
                     )
 
 
@@ -138,7 +137,7 @@ def _read(kind: type[Any], table: Mapping[str, Any] | None) -> Any:
 
 
 def target_facts(config: Mapping[str, Any], folder: Path) -> TargetFacts:
-    """Return the facts of the target whose `config.json` is `config` and which lies in `folder`.
+    """Return the facts of the target in `folder`, whose `config.json` is `config`.
 
     Raises:
         BadCheckpoint: the configuration lacks a size.
@@ -172,14 +171,14 @@ def draft_facts(config: DraftConfig) -> DraftFacts:
     )
 
 
-def check_cards(target: Path, draft: Path | None) -> None:
-    """Check a target, and a draft inside its folder, against the card that lies with them.
+def check_manifest(target: Path, draft: Path | None) -> None:
+    """Check a target, and a draft inside its folder, against the manifest in the folder.
 
-    A draft from elsewhere is not what the card speaks of; its shapes are checked at loading.
+    A draft from another folder is not described there; its shapes are checked at loading.
 
     Raises:
-        PairMismatch: the card speaks of other models; the field is named.
-        BadCheckpoint: the card or a configuration cannot be read.
+        PairMismatch: the manifest describes other models; the message names the field.
+        BadCheckpoint: the manifest or a configuration cannot be read.
     """
     card = Manifest.read(target) if target.is_dir() else None
     if card is None:
@@ -194,13 +193,13 @@ def check_cards(target: Path, draft: Path | None) -> None:
 
 
 def trained_thinking(target: Path, draft: Path | None) -> bool | None:
-    """Return the thinking mode that the cards beside a target and its draft give the draft.
+    """Return the thinking mode that a draft was trained for, None if no manifest states it.
 
-    The target's card speaks of the draft inside, and of none where no draft runs; a draft from
-    elsewhere has its own card, or none.
+    The target's manifest describes the draft inside its folder; a draft from another folder has
+    its own manifest or none.
 
     Raises:
-        BadCheckpoint: a card cannot be read.
+        BadCheckpoint: a manifest cannot be read.
     """
     owner = draft if draft and not _inside(draft, target) else target
     card = Manifest.read(owner) if owner.is_dir() else None
@@ -208,12 +207,12 @@ def trained_thinking(target: Path, draft: Path | None) -> bool | None:
 
 
 def _inside(draft: Path, target: Path) -> bool:
-    """Whether a draft is the one that lies in its target's folder."""
+    """Return whether a draft is the one inside its target's folder."""
     return draft.resolve() == (target / DRAFT_FOLDER).resolve()
 
 
 def tokenizer_hash(folder: Path) -> str | None:
-    """Return a hash of the tokenizer's own file in `folder`, None if there is no tokenizer."""
+    """Return the SHA-256 of the tokenizer file in `folder`, None without one."""
     for name in ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json"):
         path = folder / name
         if path.is_file():

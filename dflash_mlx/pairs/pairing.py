@@ -1,4 +1,4 @@
-"""Which target and which draft a user means: nickname, path or hub id into two references."""
+"""Turns `--model` and `--draft` (nickname, path or hub id) into two references."""
 
 import os
 from dataclasses import dataclass, replace
@@ -11,9 +11,9 @@ from dflash_mlx.system.paths import is_there, typed_path
 
 @dataclass(frozen=True)
 class Choice:
-    """References to resolve. `card` is the pair's card where one speaks of the target.
+    """The references of a target and a draft. `card` is the known pair of the target, if any.
 
-    `draft` None means plain decoding; `no_draft` then says why, unless it was asked for.
+    `draft` None means plain decoding; `no_draft` has the reason unless the user requested it.
     """
 
     target: str
@@ -26,13 +26,13 @@ class Choice:
 
 
 def choose(model: str, draft: str = "auto") -> Choice:
-    """Return what `--model` and `--draft` stand for. A local path wins over a nickname.
+    """Return the references of `--model` and `--draft`. A local path wins over a nickname.
 
     Raises:
-        BadRequest: one of them is empty.
+        BadRequest: a name is empty.
     """
     if not model.strip() or not draft.strip():
-        raise BadRequest("model and draft need a name, a path or a hub id; neither may be empty")
+        raise BadRequest("--model or --draft is empty; it needs a nickname, a path or a hub id")
     local = is_there(typed_path(model))
     card = None if local else registry.find(model) or registry.card_for(model)
     named = card is not None and registry.find(model) is card
@@ -57,11 +57,11 @@ def _with_draft(chosen: Choice, draft: str, model: str) -> Choice:
     card = chosen.card
     if card and card.draft:
         return replace(chosen, draft=card.draft, draft_revision=card.draft_revision)
-    return replace(chosen, no_draft=f"no draft is known for {model}; decoding plainly")
+    return replace(chosen, no_draft=f"no draft is known for {model}; using plain decoding")
 
 
 def _with_named_draft(chosen: Choice, draft: str) -> Choice:
-    """Return `chosen` with the draft of that name, held to the commit that a card gives it."""
+    """Return `chosen` with the draft of that name, at the commit that a card states for it."""
     if is_there(typed_path(draft)):
         return replace(chosen, draft=draft)
     by_name = registry.find(draft)

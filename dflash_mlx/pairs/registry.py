@@ -1,7 +1,6 @@
-"""What a nickname stands for: the cards in `pairs/`, one file per (target, draft) pair.
+"""The known pairs: one TOML card in `cards/` per target and draft, found by nickname or hub id.
 
-This file reads cards and answers look-ups. It touches neither the hub nor the weights, and a
-name that is no card is None here; `hub` decides what else it may be.
+It must not know the hub or weights; a name without a card is None.
 """
 
 import difflib
@@ -29,15 +28,15 @@ _OPTIONAL = {
     "licence": str,
     "note": str,
 }
-_SPELLED = {str: "a text", bool: "true or false", int: "a whole number", list: "a list of texts"}
+_TYPE_NAMES = {str: "a text", bool: "true or false", int: "a whole number", list: "a list of texts"}
 
 
 @cache
 def cards() -> tuple[PairCard, ...]:
-    """Every pair that has a nickname, in the order of the nicknames.
+    """Return every known pair, sorted by nickname.
 
     Raises:
-        BadCheckpoint: a card of this installation is malformed, or two cards claim one name.
+        BadCheckpoint: a card is malformed, or two cards have the same name.
     """
     folder = resources.files("dflash_mlx.pairs") / "cards"
     files = sorted(
@@ -50,19 +49,20 @@ def cards() -> tuple[PairCard, ...]:
 
 
 def read_card(text: str, source: str) -> PairCard:
-    """Return the card that the TOML `text` spells; `source` names it in errors.
+    """Return the card in the TOML `text`; `source` names it in errors.
 
     Raises:
-        BadCheckpoint: a key is unknown, missing or of another type.
+        BadCheckpoint: a key is unknown or missing, or its value has the wrong type.
     """
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise BadCheckpoint(f"{source} is no TOML ({error}); correct the card") from error
+        raise BadCheckpoint(f"{source} is not TOML ({error}); correct the card") from error
     schema = _REQUIRED | _OPTIONAL
     if unknown := sorted(values.keys() - schema.keys()):
         raise BadCheckpoint(
-            f"{source} has unknown keys {', '.join(unknown)}; a card knows {', '.join(schema)}"
+            f"{source} has unknown keys {', '.join(unknown)}; the known keys are "
+            f"{', '.join(schema)}"
         )
     if missing := sorted(_REQUIRED.keys() - values.keys()):
         raise BadCheckpoint(f"{source} lacks {', '.join(missing)}; every card needs them")
@@ -73,13 +73,13 @@ def read_card(text: str, source: str) -> PairCard:
 
 
 def find(name: str) -> PairCard | None:
-    """The card with the nickname or alias `name`, in any case; None if there is none."""
+    """Return the card with the nickname or alias `name`, ignoring case, or None."""
     wanted = name.casefold()
     return next((card for card in cards() if wanted in _names(card)), None)
 
 
 def card_for(repository: str) -> PairCard | None:
-    """The card that names `repository` as its target, or as another build of its target."""
+    """Return the card whose target, or another build of it, is `repository`, or None."""
     wanted = repository.casefold()
     for card in cards():
         known = (card.target, *card.targets, *((card.fallback,) if card.fallback else ()))
@@ -89,12 +89,12 @@ def card_for(repository: str) -> PairCard | None:
 
 
 def card_of_draft(repository: str) -> PairCard | None:
-    """The first card that names `repository` as its draft; None if there is none."""
+    """Return the first card whose draft is `repository`, or None."""
     return next((card for card in cards() if card.draft == repository), None)
 
 
-def near(name: str) -> list[str]:
-    """Nicknames that resemble `name`, the nearest first; at most three."""
+def similar_names(name: str) -> list[str]:
+    """Return at most three nicknames similar to `name`, most similar first."""
     spelled = {alias: card.nickname for card in cards() for alias in _names(card)}
     matches = difflib.get_close_matches(name.casefold(), spelled, n=6, cutoff=0.5)
     return list(dict.fromkeys(spelled[match] for match in matches))[:3]
@@ -109,7 +109,7 @@ def _check_type(source: str, key: str, value: Any, kind: type) -> None:
     if kind is list and good:
         good = all(isinstance(item, str) for item in value)
     if not good:
-        raise BadCheckpoint(f"{source}: {key} is {value!r}; it needs {_SPELLED[kind]}")
+        raise BadCheckpoint(f"{source}: {key} is {value!r}; it needs {_TYPE_NAMES[kind]}")
 
 
 def _refuse_shared_names(found: Iterable[PairCard]) -> None:
@@ -118,6 +118,7 @@ def _refuse_shared_names(found: Iterable[PairCard]) -> None:
         for name in _names(card):
             if name in owner:
                 raise BadCheckpoint(
-                    f"the cards {owner[name]} and {card.nickname} both claim {name!r}; rename one"
+                    f"the cards {owner[name]} and {card.nickname} both have the name {name!r}; "
+                    "rename one"
                 )
             owner[name] = card.nickname

@@ -9,7 +9,7 @@ from mlx_lm.utils import load_tokenizer
 from dflash_mlx.convert.write.shards import file_hash
 from dflash_mlx.engine.load import load
 from dflash_mlx.errors import BadCheckpoint, PairMismatch
-from dflash_mlx.pairs.manifest import Manifest, check_cards, target_facts, tokenizer_hash
+from dflash_mlx.pairs.manifest import Manifest, check_manifest, target_facts, tokenizer_hash
 from tests.convert.checkpoints import DRAFT_CONFIG, draft_folder, run, target_folder
 
 
@@ -131,9 +131,9 @@ def test_a_card_says_nothing_of_a_draft_from_elsewhere(source, tmp_path):
     out = tmp_path / "out"
     run(source, out, draft=str(draft_folder(tmp_path / "draft")))
     other = draft_folder(tmp_path / "other", config={**DRAFT_CONFIG, "block_size": 4})
-    check_cards(out, other)
-    check_cards(out, out / "draft")
-    check_cards(source, None)
+    check_manifest(out, other)
+    check_manifest(out, out / "draft")
+    check_manifest(source, None)
 
 
 @pytest.mark.parametrize("text", ["{", "{}", '{"format": 2}', '{"format": 1}', "[]"])
