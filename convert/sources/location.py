@@ -35,7 +35,7 @@ class SourceLocation:
 
 
 def locate(
-    reference: str, revision: str | None, on_step: hub.Step = lambda text: None
+    reference: str, revision: str | None, on_step: hub.OnStep = lambda text: None
 ) -> SourceLocation:
     """Return the location of a path, a known name or a hub id, downloading what is missing.
 
@@ -85,7 +85,7 @@ def _day(path: Path) -> str | None:
     return changed.date().isoformat()
 
 
-def _download_cards(repository: str, revision: str, on_step: hub.Step) -> str | None:
+def _download_cards(repository: str, revision: str, on_step: hub.OnStep) -> str | None:
     """Download model card and licence into the hub's cache; return the day of the revision.
 
     The conversion continues without them if the hub cannot be reached.

@@ -14,7 +14,7 @@ from typing import Any
 
 from dflash_mlx.errors import BadRequest, DFlashError
 from dflash_mlx.hub.data_file import ENDINGS, read_rows
-from dflash_mlx.hub.data_sets import bring, cached_names, file_names
+from dflash_mlx.hub.data_sets import cached_names, download_file, file_names
 from dflash_mlx.system.paths import typed_path
 
 KINDS = ("chat", "code", "arithmetic", "lists", "translation", "structured")
@@ -100,7 +100,7 @@ def _fetch(wanted: DataSet) -> Path:
         names = [name for name in listed(wanted.repository) if wanted.part in name]
         found = [name for ending in ENDINGS for name in names if name.endswith(ending)]
         if found:
-            return bring(wanted.repository, found[0])
+            return download_file(wanted.repository, found[0])
     raise BadRequest(f"{wanted.repository} contains no file of a known format; name a local file")
 
 

@@ -1,4 +1,4 @@
-"""Checks this machine, this installation and whether a pair fits.
+"""Checks of this machine, this installation and the memory that a pair needs.
 
 It must not know the command line.
 """

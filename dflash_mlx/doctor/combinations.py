@@ -1,4 +1,4 @@
-"""Combinations of target, draft and machine that are known to disappoint, with their remedies."""
+"""Findings about combinations of target, draft and machine that are known to be slow or wrong."""
 
 from collections.abc import Iterator
 
@@ -10,11 +10,11 @@ from dflash_mlx.loading.compute import parameters
 from dflash_mlx.models.draft.dflash import BoundDraft
 
 _EMULATED = ("Apple M1", "Apple M2")
-"""Chips without bfloat16 arithmetic of their own."""
+"""Chips without native bfloat16 arithmetic (Apple GPU generations 13 and 14)."""
 
 
 def check_combination(loaded: LoadedPair, chip: str) -> Iterator[Finding]:
-    """Look at a pair (an outline will do) on a machine with this chip."""
+    """Check a pair, with or without weights, on a machine with this chip."""
     draft = loaded.pair.draft
     if not isinstance(draft, BoundDraft):
         return
@@ -24,7 +24,7 @@ def check_combination(loaded: LoadedPair, chip: str) -> Iterator[Finding]:
         yield Finding(
             "draft precision",
             "advice",
-            "the draft is in float16, in which drafts overflow and nothing is accepted",
+            "the draft is in float16, where its activations overflow and no token is accepted",
             "convert it: dflash-mlx convert --dtype bfloat16",
         )
     if loaded.compute.device == "cpu":
@@ -33,13 +33,13 @@ def check_combination(loaded: LoadedPair, chip: str) -> Iterator[Finding]:
         yield Finding(
             "draft precision",
             "advice",
-            "a full-precision draft beside a quantized target takes a large share of each round",
+            "a 16-bit draft takes a large share of each round of a quantized target",
             "convert the draft: dflash-mlx convert --bits 4",
         )
     if mx.bfloat16 in kinds and chip.startswith(_EMULATED) and not packed:
         yield Finding(
             "draft precision",
             "advice",
-            f"{chip} emulates bfloat16, so this draft runs slowly",
+            f"{chip} emulates bfloat16, so this draft is slow",
             "convert the draft: dflash-mlx convert --bits 4",
         )

@@ -1,8 +1,7 @@
-"""Whether a pair fits: the bytes it will take, computed without reading a weight.
+"""The memory a pair needs, computed without reading weights.
 
-The pair is assembled as for use and a prompt of the wanted length is walked through it, but
-nothing is ever evaluated; MLX knows shape and type of every array all the same. So an estimate
-cannot drift from what loading and the caches really do.
+The pair is assembled as for inference and run on a prompt of the requested length, but nothing is
+evaluated: MLX knows shape and type of every array, so the estimate follows the real caches.
 """
 
 from dataclasses import dataclass, replace
@@ -20,12 +19,13 @@ from dflash_mlx.models.targets.decoder import DecoderTarget
 from dflash_mlx.system.memory import WORKING_SHARE
 
 _SHORT = 8192
-"""Rows at which caches are taken to grow evenly: most windows are shorter."""
+"""Tokens from which caches are taken to grow linearly: more than the sliding windows of Gemma 3
+(1024), gpt-oss (128) and the DFlash 2 drafts (2048)."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that a pair takes with `n_rows` of context in both caches."""
+    """Bytes that a pair needs with `n_rows` tokens in both caches."""
 
     n_rows: int
     target_bytes: int
@@ -35,29 +35,29 @@ class Need:
 
     @property
     def held_bytes(self) -> int:
-        """Weights and caches."""
+        """Bytes of weights and caches."""
         return (
             self.target_bytes + self.draft_bytes + self.target_cache_bytes + self.draft_cache_bytes
         )
 
     @property
     def peak_bytes(self) -> int:
-        """What is held and room to work."""
+        """Bytes of weights, caches and working memory."""
         return round(self.held_bytes * (1 + WORKING_SHARE))
 
 
 def outline(files: PairFiles, cache: CacheConfig | None = None) -> LoadedPair:
-    """Return the pair in `files` with every shape and no values; its arrays are not to be read.
+    """Return the pair in `files` with lazy arrays: shapes and types, no values.
 
     Raises:
-        BadCheckpoint, UnsupportedModel, PairMismatch: it could not be loaded.
+        BadCheckpoint, UnsupportedModel, PairMismatch: loading it would fail.
     """
     compute = replace(compute_here(), outline=True)
     return assemble(files, compute, cache or CacheConfig(), LoadHooks())
 
 
 def need(pair: Pair, n_rows: int, prefill_step_size: int = CacheConfig().prefill_step_size) -> Need:
-    """Return what `pair` takes with `n_rows` of context; it may be an outline or loaded."""
+    """Return the bytes that `pair` needs with `n_rows` tokens; weights need not be loaded."""
     cache = pair.make_cache()
     for start in range(0, n_rows, prefill_step_size):
         read_chunk(pair, cache, mx.zeros((1, min(prefill_step_size, n_rows - start)), mx.int32))
@@ -72,10 +72,10 @@ def need(pair: Pair, n_rows: int, prefill_step_size: int = CacheConfig().prefill
 
 
 def longest(pair: Pair, usable_bytes: int) -> int:
-    """Return about how many rows of context fit into `usable_bytes`, the pair's own at most.
+    """Return the approximate context length that fits into `usable_bytes`.
 
-    Caches grow evenly from some length on, where windows are full, so two lengths tell. 0 where
-    not even the weights fit.
+    At most the target's own context length; 0 if the weights alone do not fit. Caches grow
+    linearly once windows are full, so two lengths determine the rest.
     """
     short, long = need(pair, _SHORT), need(pair, 2 * _SHORT)
     row_bytes = (long.held_bytes - short.held_bytes) / _SHORT

@@ -1,4 +1,4 @@
-"""What `block auto` knows of a pair on this machine, and what it would do, in words."""
+"""Findings about block size auto: the stored costs of a pair and the choice they lead to."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,44 +17,50 @@ _BARS = "▁▂▃▄▅▆▇█"
 def check_auto(
     loaded: LoadedPair, n_rows: int, facts: dict[str, Any], store: CostStore | None = None
 ) -> Iterator[Finding]:
-    """Look at the costs kept for a pair (an outline will do) and at what follows from them.
+    """Yield findings about the stored costs of a pair and the first block size.
 
-    `n_rows` is the context to reckon with. What is found is put into `facts` as plain values.
+    `n_rows` is the context length in tokens. Plain values are added to `facts`.
     """
     draft = loaded.pair.draft
     if draft is None:
         return
-    learned, word = (store or default_cost_store()).load(cost_key(loaded))
+    learned, problem = (store or default_cost_store()).load(cost_key(loaded))
     if learned is None:
-        why = f"{word}; " if word else ""
-        yield Finding("auto", "ok", f"{why}costs are measured when the pair is loaded")
+        prefix = f"{problem}; " if problem else ""
+        yield Finding("auto", "ok", f"{prefix}costs are measured when the pair is loaded")
         return
     tuning = ControllerState(learned.curve, draft.block_size, learned.counts)
     costs = tuning.costs.relative(n_rows)
     facts["costs"] = dict(enumerate(costs, 1))
-    yield Finding("costs", "ok", f"{plot(costs)} plain steps a round, {n_rows} rows of context")
+    yield Finding(
+        "costs",
+        "ok",
+        f"{plot(costs)} plain decoding steps per round, at {n_rows} tokens of context",
+    )
     rows, gain, reason = _choice(tuning, n_rows)
-    facts["auto"] = {"rows": rows, "of_plain": gain, "reason": reason}
+    facts["auto"] = {"block_size": rows, "speedup": gain, "reason": reason}
     yield Finding("auto", "ok", reason)
 
 
 def plot(costs: list[float]) -> str:
-    """Return costs by rows as a row of bars between its ends, such as "1: 1.0 ▁▂▅ 3: 2.1"."""
+    """Return costs by block size as bars between the first and last value."""
     low, high = min(costs), max(costs)
     scale = (len(_BARS) - 1) / ((high - low) or 1.0)
     bars = "".join(_BARS[round((cost - low) * scale)] for cost in costs)
-    return f"1 row: {costs[0]:.1f} {bars} {len(costs)} rows: {costs[-1]:.1f}"
+    return f"block size 1: {costs[0]:.1f} {bars} {len(costs)}: {costs[-1]:.1f}"
 
 
 def _choice(tuning: ControllerState, n_rows: int) -> tuple[int, float, str]:
-    """Return the rows that auto would begin with, the speed expected, and why."""
+    """Return the first block size of auto, the expected speedup, and the reason."""
     policy: AdaptiveBlock = tuning.policy()
     rows, gain = policy.best_draft(n_rows)
     costs = tuning.costs.relative(n_rows)
     if not tuning.counts.rates:
-        return rows, gain, "begins by trying: nothing is known yet of what is accepted here"
+        return rows, gain, "starts by exploring: no acceptance has been measured yet"
     tokens = expected_tokens(tuning.counts.rates)[rows - 1]
-    seen = f"{rows} rows bring about {tokens:.1f} tokens and cost {costs[rows - 1]:.1f} plain steps"
+    estimate = (
+        f"about {tokens:.1f} tokens per round for the cost of {costs[rows - 1]:.1f} plain steps"
+    )
     if gain > 1:
-        return rows, gain, f"begins with {rows} rows: {seen}, {gain:.2f} times plain speed"
-    return 1, gain, f"begins with plain decoding and tries again now and then: {seen}"
+        return rows, gain, f"starts with block size {rows}: {estimate}, speedup {gain:.2f}"
+    return 1, gain, f"starts with plain decoding and probes at intervals: {estimate}"

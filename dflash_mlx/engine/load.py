@@ -24,7 +24,7 @@ from dflash_mlx.loading.compute import Compute, compute_here
 from dflash_mlx.loading.draft import load_draft
 from dflash_mlx.loading.target import load_target
 from dflash_mlx.models.pair import Pair
-from dflash_mlx.pairs.manifest import check_cards, trained_thinking
+from dflash_mlx.pairs.manifest import check_manifest, trained_thinking
 from dflash_mlx.pairs.pairing import Choice, choose
 from dflash_mlx.system.blas import blas_in_use
 from dflash_mlx.system.settings import settings_folder
@@ -138,7 +138,7 @@ def assemble(
     """
     choice = files.choice
     paths = files.target.path, files.draft.path if files.draft else None
-    check_cards(*paths)
+    check_manifest(*paths)
     hooks.on_step(f"loading {choice.target}")
     read = load_target(files.target.path, compute)
     bound = None

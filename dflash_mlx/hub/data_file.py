@@ -1,4 +1,4 @@
-"""The rows of a file of data: a JSON list, JSON or text lines, a parquet table."""
+"""Rows of a data file: a JSON list, JSON lines, text lines or a parquet table."""
 
 import gzip
 import json
@@ -12,15 +12,15 @@ from dflash_mlx.errors import BadRequest
 from dflash_mlx.system.installer import install_command
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
-"""What is read as data by its name; a local file of another name is text, a row a line."""
+"""Suffixes of data files. A local file with another suffix is text with one row per line."""
 
 
 def read_rows(file: Path) -> Iterator[Any]:
-    """Yield the rows of `file`, told by its name; blank lines are none.
+    """Yield the rows of `file`; its suffix selects the format, and blank lines are skipped.
 
     Raises:
-        BadRequest: it is a parquet file and pyarrow is not installed.
-        OSError, ValueError: it cannot be read, or is not what its name says.
+        BadRequest: a parquet file without pyarrow installed.
+        OSError, ValueError: the file cannot be read, or does not have the format of its suffix.
     """
     name = file.name.removesuffix(".gz")
     if name.endswith(".parquet"):
@@ -29,7 +29,7 @@ def read_rows(file: Path) -> Iterator[Any]:
     try:
         yield from _lines(file, name)
     except (EOFError, zlib.error) as error:
-        raise ValueError(f"it is cut short or damaged: {error}") from error
+        raise ValueError(f"it is truncated or damaged: {error}") from error
 
 
 def _lines(file: Path, name: str) -> Iterator[Any]:
@@ -52,7 +52,7 @@ def _parquet(file: Path) -> Iterator[Any]:
         parquet: Any = import_module("pyarrow.parquet")
     except ImportError as error:
         raise BadRequest(
-            f"{file.name} is a parquet file, which pyarrow reads: {install_command('pyarrow')}; or "
+            f"{file.name} is a parquet file and needs pyarrow: {install_command('pyarrow')}; or "
             "give a .jsonl file"
         ) from error
     for batch in parquet.ParquetFile(file).iter_batches(batch_size=256):

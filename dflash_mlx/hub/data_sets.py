@@ -1,24 +1,25 @@
-"""Files of a data set's repository: which there are, and one of them brought here."""
+"""Files of a data set on the hub: listing them and downloading one."""
 
 from pathlib import Path
 
-from dflash_mlx.hub.errors import explained
+from dflash_mlx.hub.errors import hub_errors
 
 
 def file_names(repository: str) -> list[str]:
     """Return the names of the repository's files, as the hub lists them.
 
     Raises:
-        UnknownModel, DownloadFailed: there is no such data set, or nobody to say.
+        UnknownModel: there is no such data set.
+        DownloadFailed: the hub cannot be reached.
     """
     from huggingface_hub import HfApi
 
-    with explained(repository, None, kind="dataset"):
+    with hub_errors(repository, None, kind="dataset"):
         return HfApi().list_repo_files(repository, repo_type="dataset")
 
 
 def cached_names(repository: str) -> list[str]:
-    """Return, in order, the names of those of its files that are in the cache; asks nobody."""
+    """Return the sorted names of its files in the hub cache, without network access."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -30,13 +31,13 @@ def cached_names(repository: str) -> list[str]:
     return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
 
 
-def bring(repository: str, name: str) -> Path:
-    """Return one file of the repository in the hub's cache, fetched if it is not there.
+def download_file(repository: str, name: str) -> Path:
+    """Return the path of one file in the hub cache, downloading it if necessary.
 
     Raises:
-        DownloadFailed: it could not be brought.
+        DownloadFailed: the file could not be downloaded.
     """
     from huggingface_hub import hf_hub_download
 
-    with explained(repository, None, kind="dataset"):
+    with hub_errors(repository, None, kind="dataset"):
         return Path(hf_hub_download(repository, name, repo_type="dataset"))

@@ -1,10 +1,9 @@
-"""Files of one commit, brought into the hub's cache, resuming where an earlier run broke off.
+"""Downloads files of one commit into the hub cache and resumes partial downloads.
 
-This file knows bytes, hashes and the hub's cache; it decides neither what to fetch nor which
-commit. A blob is written to `<hash>.incomplete` and renamed when its hash is right, so the
-cache never holds half a file; huggingface_hub then links it into the snapshot. We bring the
-blobs ourselves because huggingface_hub 2 throws a partial file away when a run ends.
+A blob is written to `<hash>.incomplete` and renamed after its hash is verified; huggingface_hub
+then links it into the snapshot. It must not decide which files or commit to download.
 """
+# We download blobs ourselves because huggingface_hub 2 deletes a partial file when a run ends.
 
 import hashlib
 import shutil
@@ -15,15 +14,17 @@ from typing import BinaryIO
 
 from dflash_mlx.errors import DownloadFailed
 
-Progress = Callable[[int, int], None]
-"""Called with the bytes that are here and the bytes in all."""
+OnProgress = Callable[[int, int], None]
+"""Called with the bytes present and the total bytes."""
 
 _TIMEOUT_S = 30.0
+"""Seconds without data before a connection counts as lost: three times huggingface_hub's default,
+for slow connections."""
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """One file of a commit. `digest` names its blob: a SHA-256, or git's SHA-1 for small ones."""
+    """One file of a commit. `digest` is SHA-256 for LFS files and git's SHA-1 for others."""
 
     name: str
     n_bytes: int
@@ -32,7 +33,7 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Commit:
-    """A repository at one commit, and the hub's cache that keeps it."""
+    """A repository at one commit, and the hub cache that stores it."""
 
     repository: str
     sha: str
@@ -44,26 +45,26 @@ class Commit:
 
     @property
     def snapshot(self) -> Path:
-        """The folder in which the files of this commit appear."""
+        """The folder with the files of this commit."""
         return self._home / "snapshots" / self.sha
 
     def blob(self, file: RemoteFile) -> Path:
-        """Where the content of `file` is kept."""
+        """Return the path of the content of `file`."""
         return self._home / "blobs" / file.digest
 
     def partial(self, file: RemoteFile) -> Path:
-        """Where the content of `file` grows until it is whole."""
+        """Return the path of the partial content of `file`."""
         return self.blob(file).with_name(file.digest + ".incomplete")
 
     def lock(self, file: RemoteFile) -> Path:
-        """The lock that huggingface_hub takes too before it writes this blob."""
+        """Return the lock file that huggingface_hub also uses for this blob."""
         return self.cache / ".locks" / self._home.name / f"{file.digest}.lock"
 
     def missing_bytes(self, files: Iterable[RemoteFile]) -> int:
-        """How many bytes of `files` would have to be fetched."""
-        return sum(file.n_bytes - self._here(file) for file in files)
+        """Return the bytes of `files` that are not in the cache."""
+        return sum(file.n_bytes - self._present_bytes(file) for file in files)
 
-    def _here(self, file: RemoteFile) -> int:
+    def _present_bytes(self, file: RemoteFile) -> int:
         if (self.snapshot / file.name).exists() or self.blob(file).exists():
             return file.n_bytes
         partial = self.partial(file)
@@ -71,37 +72,39 @@ class Commit:
 
 
 def free_bytes(folder: Path) -> int:
-    """How much can still be written where `folder` is, or would be made."""
+    """Return the free bytes on the disk of `folder`, which need not exist yet."""
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free
 
 
 def spelled_bytes(n_bytes: int) -> str:
-    """A number of bytes for a person, in decimal units."""
+    """Return a byte count in decimal units, for example "1.2 GB"."""
     for size, unit in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if n_bytes >= size:
             return f"{n_bytes / size:.1f} {unit}"
     return f"{n_bytes} bytes"
 
 
-class Fetch:
-    """Brings files of one commit and counts the bytes of all of them together."""
+class DownloadJob:
+    """Downloads files of one commit and reports the progress over all of them."""
 
-    def __init__(self, commit: Commit, files: Iterable[RemoteFile], on_progress: Progress) -> None:
+    def __init__(
+        self, commit: Commit, files: Iterable[RemoteFile], on_progress: OnProgress
+    ) -> None:
         files = list(files)
         self.commit = commit
         self.on_progress = on_progress
         self.total = sum(file.n_bytes for file in files)
         self.done = self.total - commit.missing_bytes(files)
 
-    def bring(self, file: RemoteFile) -> Path:
-        """Return the path of `file` in the snapshot, fetching what is missing of it.
+    def fetch(self, file: RemoteFile) -> Path:
+        """Return the path of `file` in the snapshot, downloading what is missing.
 
         Raises:
-            DownloadFailed: the content does not have the hash that the hub announced.
+            DownloadFailed: the content does not match the hash that the hub listed.
             OSError: the disk is full, or the cache cannot be written.
-            huggingface_hub.errors.HTTPError: the hub refused, or cannot be reached.
+            huggingface_hub.errors.HTTPError: the hub refused the request or cannot be reached.
         """
         from huggingface_hub import hf_hub_download
         from huggingface_hub.utils import WeakFileLock
@@ -115,13 +118,13 @@ class Fetch:
             folder.mkdir(parents=True, exist_ok=True)
         with WeakFileLock(commit.lock(file)):
             if not blob.exists():
-                self._bring_blob(file)
+                self._fetch_blob(file)
         linked = hf_hub_download(
             commit.repository, file.name, revision=commit.sha, cache_dir=commit.cache
         )
         return Path(linked)
 
-    def _bring_blob(self, file: RemoteFile) -> None:
+    def _fetch_blob(self, file: RemoteFile) -> None:
         partial = self.commit.partial(file)
         with partial.open("ab") as output:
             if output.tell() > file.n_bytes:
@@ -130,13 +133,13 @@ class Fetch:
         if _digest(partial, file) != file.digest:
             partial.unlink()
             raise DownloadFailed(
-                f"{file.name} of {self.commit.repository} arrived damaged (its hash is not the "
-                "one that the hub announced) and was thrown away; run the command again"
+                f"{file.name} of {self.commit.repository} is damaged (its hash differs from "
+                "the one the hub listed) and was deleted; run the command again"
             )
         partial.replace(self.commit.blob(file))
 
     def _fill(self, file: RemoteFile, output: BinaryIO) -> None:
-        """Append to `output` until it is whole, as long as every connection brings something."""
+        """Append to `output` until it is complete; stop when a connection adds no bytes."""
         from huggingface_hub.errors import HfHubHTTPError
         from huggingface_hub.errors import HTTPError as TransportError
 
@@ -150,7 +153,7 @@ class Fetch:
                     raise
             if output.tell() <= begun:
                 raise DownloadFailed(
-                    f"the hub sent {begun} of the {file.n_bytes} bytes of {file.name} and no more; "
+                    f"the hub sent only {begun} of the {file.n_bytes} bytes of {file.name}; "
                     "run the command again later"
                 )
 
@@ -168,7 +171,7 @@ class Fetch:
             if begun and response.status_code != 206:
                 _empty(output)
                 self._count(-begun)
-            # as they come: a larger chunk would be lost when the connection drops inside it
+            # in the sizes they arrive: a larger chunk would be lost if the connection drops in it
             for chunk in response.iter_bytes():
                 output.write(chunk)
                 self._count(len(chunk))
@@ -184,7 +187,7 @@ def _empty(output: BinaryIO) -> None:
 
 
 def _digest(path: Path, file: RemoteFile) -> str:
-    """The name that the hub gives to the content of `path`: SHA-256, or git's SHA-1 of a blob."""
+    """Return the digest of `path` as the hub names it: SHA-256, or git's SHA-1 of a blob."""
     if len(file.digest) == 64:
         with path.open("rb") as content:
             return hashlib.file_digest(content, "sha256").hexdigest()

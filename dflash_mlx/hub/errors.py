@@ -1,4 +1,4 @@
-"""What the hub, the network and the disk may answer, as one line that says what to do."""
+"""Turns errors of the hub, the network and the disk into one line with a remedy."""
 
 import errno
 from collections.abc import Iterator
@@ -10,14 +10,14 @@ from dflash_mlx.pairs import registry
 
 
 @contextmanager
-def explained(
+def hub_errors(
     repository: str, revision: str | None, kind: Literal["model", "dataset"] = "model"
 ) -> Iterator[None]:
-    """Turn the errors of fetching `repository`, a model's or a data set's, into ours.
+    """Convert errors while downloading `repository` into DFlashError.
 
     Raises:
-        UnknownModel: the hub knows no such repository.
-        DownloadFailed: anything else that kept it from arriving.
+        UnknownModel: the hub has no such repository.
+        DownloadFailed: any other failure.
     """
     from huggingface_hub import constants, errors
 
@@ -32,19 +32,19 @@ def explained(
         ) from error
     except errors.RevisionNotFoundError as error:
         raise DownloadFailed(
-            f"{repository} has no revision {revision}; its page, {page}, lists those that exist"
+            f"{repository} has no revision {revision}; {page} lists the existing ones"
         ) from error
     except errors.RepositoryNotFoundError as error:
-        resembling = registry.near(repository.partition("/")[2]) if kind == "model" else ()
-        hint = f" Nicknames near it: {', '.join(resembling)}." if resembling else ""
+        similar = registry.similar_names(repository.partition("/")[2]) if kind == "model" else ()
+        hint = f" Similar nicknames: {', '.join(similar)}." if similar else ""
         raise UnknownModel(
-            f"there is no folder {repository} here and no repository of that name that you may "
-            f"see on {constants.ENDPOINT}.{hint} If it is private, log in with: hf auth login"
+            f"{repository} is neither a local folder nor a repository that you can see on "
+            f"{constants.ENDPOINT}.{hint} If it is private, log in with: hf auth login"
         ) from error
     except errors.OfflineModeIsEnabled as error:
         raise DownloadFailed(
             f"{repository} is not complete in the hub cache and HF_HUB_OFFLINE is set; unset it "
-            "once, or give a local folder"
+            "once to download the rest, or give a local folder"
         ) from error
     except errors.HfHubHTTPError as error:
         raise DownloadFailed(
@@ -54,13 +54,13 @@ def explained(
     except (errors.HTTPError, errors.LocalEntryNotFoundError) as error:
         raise DownloadFailed(
             f"{constants.ENDPOINT} cannot be reached ({type(error).__name__}) and {repository} is "
-            "not complete in the hub cache; check the network and run the command again, what "
-            "arrived is kept"
+            "not complete in the hub cache; check the network and run the command again; "
+            "downloaded data is kept"
         ) from error
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        why, remedy = ("the disk is full", "make room") if full else (error, "correct this")
+        reason, remedy = ("the disk is full", "free some space") if full else (error, "fix that")
         raise DownloadFailed(
-            f"{repository} could not be written to {constants.HF_HUB_CACHE} ({why}); {remedy} and "
-            "run the command again, what arrived is kept"
+            f"{repository} could not be written to {constants.HF_HUB_CACHE} ({reason}); {remedy} "
+            "and run the command again; downloaded data is kept"
         ) from error

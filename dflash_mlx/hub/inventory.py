@@ -1,4 +1,4 @@
-"""What is on this machine: the files of known pairs, converted folders, other cached models."""
+"""Models on this machine: files of known pairs, converted folders, other cached models."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ Kind = Literal["target", "draft"]
 
 @dataclass(frozen=True)
 class Item:
-    """One model. `path` and `n_bytes` are None where it is not on this machine."""
+    """One model. `path` and `n_bytes` are None if it is not on this machine."""
 
     reference: str
     path: Path | None
@@ -28,7 +28,7 @@ class Item:
 
 @dataclass(frozen=True)
 class PairItem:
-    """A card with its files here. `targets` are the builds of its target that are here."""
+    """A known pair with its local files. `targets` are the local builds of its target."""
 
     card: PairCard
     target: Item
@@ -37,16 +37,17 @@ class PairItem:
 
     @property
     def need_bytes(self) -> int | None:
-        """Bytes of both models' weights as published, None where the card does not tell."""
+        """Bytes of both models' weights as published, None if the card lacks them."""
         card = self.card
         target = self.target.n_bytes or card.target_bytes or (card.parameters or 0) * 2
         return target + self._draft_bytes if target else None
 
     @property
     def need_4bit_bytes(self) -> int | None:
-        """The same with the target at 4 bits, scales included, where it is known at 16."""
+        """The same with the target at 4 bits; None if it is published in fewer than 16 bits."""
         if self.card.parameters is None or self.card.target_bytes:
             return None
+        # 4 bits plus a float16 scale and bias per 64 weights: 4.5 bits, 9/16 of a byte
         return self.card.parameters * 9 // 16 + self._draft_bytes
 
     @property
@@ -55,12 +56,12 @@ class PairItem:
 
 
 def by_need(pairs: Iterable[PairItem]) -> list[PairItem]:
-    """Return pairs by the memory they need, the smallest first, those that do not tell last."""
+    """Return pairs sorted by needed memory, smallest first; unknown needs come last."""
     return sorted(pairs, key=lambda pair: (pair.need_bytes is None, pair.need_bytes or 0))
 
 
 def pairs_here(pins: Pins) -> list[PairItem]:
-    """Return every pair that has a nickname, with what of it is on this machine."""
+    """Return every pair with a nickname and which of its files are on this machine."""
     found = []
     for card in registry.cards():
         builds = (*card.targets, *((card.fallback,) if card.fallback else ()))
@@ -77,12 +78,12 @@ def pairs_here(pins: Pins) -> list[PairItem]:
 
 
 def converted_here(pins: Pins) -> list[Item]:
-    """Return the folders that the converter made and that still are here."""
+    """Return the folders that `convert` wrote and that still exist."""
     return [Item(str(path), path, bytes_of(path)) for path in converted(pins.folder)]
 
 
 def cached_here(known: set[str]) -> list[tuple[Item, Kind]]:
-    """Return complete models of the hub's cache whose names are not among `known`."""
+    """Return complete models in the hub cache whose names are not in `known`."""
     from huggingface_hub import constants
 
     found: list[tuple[Item, Kind]] = []
@@ -97,7 +98,7 @@ def cached_here(known: set[str]) -> list[tuple[Item, Kind]]:
 
 
 def bytes_of(path: Path) -> int:
-    """Return the bytes of a model's file, or of the weight files in its folder."""
+    """Return the bytes of a model file, or of all safetensors in a folder."""
     if path.is_file():
         return path.stat().st_size
     return sum(file.stat().st_size for file in path.rglob("*.safetensors"))
@@ -111,7 +112,7 @@ def _item(reference: str, revision: str | None, pins: Pins) -> Item:
 
 
 def _kind(folder: Path) -> Kind | None:
-    """What the folder holds, None where it is nothing that runs here."""
+    """Return what the folder holds, None if it does not run here."""
     seen: list[dict[str, Any]] = []
     try:
         check_folder(folder, seen.append)

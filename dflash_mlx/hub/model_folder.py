@@ -1,6 +1,6 @@
-"""What makes a folder a model: a readable configuration, all its weights, no code to run.
+"""Checks that a folder is a complete model that needs no code of its own.
 
-This file looks at names and at `config.json`; it reads no weight and asks nobody.
+It reads file names and JSON files only: no weights, no network.
 """
 
 import importlib.util
@@ -17,23 +17,23 @@ from dflash_mlx.system.json_file import read_json
 from dflash_mlx.system.paths import is_there
 
 CheckConfig = Callable[[dict[str, Any]], object]
-"""Sees a `config.json` and may refuse it, before any weight is fetched or read."""
+"""Called with a `config.json` before weights are downloaded or read; may raise."""
 
 _SHARD = re.compile(r".+-(\d{5})-of-(\d{5})\.safetensors")
 
 
 def check_folder(folder: Path, check_config: CheckConfig = lambda config: None) -> None:
-    """Read the `config.json` of `folder`, refuse what would need its own code, then check it.
+    """Read the `config.json` of `folder`, refuse models that need their own code, then check it.
 
     Raises:
-        BadCheckpoint: there is no `config.json`, or it is no JSON object.
-        UnsupportedModel: the model is defined by code in its repository.
+        BadCheckpoint: `config.json` is missing or not a JSON object.
+        UnsupportedModel: the model needs Python code from its repository.
     """
     file = folder / "config.json"
     if not is_there(file):
         raise BadCheckpoint(
-            f"{folder} has no config.json, so it is no model; give the folder that holds "
-            "config.json and the safetensors, or a .gguf file"
+            f"{folder} has no config.json, so it is not a model; give a folder with "
+            "config.json and safetensors, or a .gguf file"
         )
     config = read_json(file)
     _refuse_remote_code(config, file)
@@ -41,7 +41,7 @@ def check_folder(folder: Path, check_config: CheckConfig = lambda config: None) 
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether every weight file that the folder announces is there."""
+    """Return whether every weight file that the index or shard names announce is present."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
         try:
@@ -60,8 +60,8 @@ def _refuse_remote_code(config: dict[str, Any], file: Path) -> None:
         needs_code = not _known_to_mlx_lm(str(config.get("model_type")))
     if needs_code:
         raise UnsupportedModel(
-            f"{file} defines its model by Python code of its own, which is never run here; give a "
-            "build of the model in an architecture that mlx-lm knows"
+            f"{file} needs Python code from its repository, which is never run; use a build of the "
+            "model in an architecture that mlx-lm knows"
         )
 
 

@@ -1,8 +1,7 @@
-"""Which commit of a repository this user runs: recorded once, kept from then on.
+"""The commit of each repository that this user runs, recorded at first use.
 
-A repository whose revision nobody pinned is resolved to a commit when it is first used. The
-commit is written down here, so that a later push to the repository changes nothing until the
-user removes the line. One small JSON file, `{"org/name": "commit"}`, replaced atomically.
+A later push to the repository then has no effect until the user deletes the entry. The file is
+`{"org/name": "commit"}`, replaced atomically.
 """
 
 import json
@@ -18,29 +17,29 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True)
 class Pins:
-    """The recorded commits, kept in `folder` (made on the first record)."""
+    """The recorded commits in `folder`, which is created at the first record."""
 
     folder: Path
 
     @property
     def file(self) -> Path:
-        """Where the commits are written down."""
+        """The file with the commits."""
         return self.folder / "revisions.json"
 
     def get(self, repository: str) -> str | None:
-        """The commit recorded for `repository`, None if none was.
+        """Return the commit recorded for `repository`, or None.
 
         Raises:
-            BadRequest: the file was edited into something that cannot be read.
+            BadRequest: the file is not a table of commits.
         """
         return self._read().get(repository)
 
     def record(self, repository: str, commit: str) -> None:
-        """Write down `commit` for `repository`, unless one is recorded already.
+        """Record `commit` for `repository` unless a commit is already recorded.
 
         Raises:
             OSError: the folder cannot be written.
-            BadRequest: the file was edited into something that cannot be read.
+            BadRequest: the file is not a table of commits.
         """
         assert _COMMIT.fullmatch(commit), commit
         commits = self._read()

@@ -1,4 +1,4 @@
-"""What this machine is and where the program keeps its own files.
+"""Facts about this machine, and the folders and files that the program keeps on it.
 
 It must not know models, checkpoints or requests.
 """

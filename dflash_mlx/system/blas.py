@@ -1,7 +1,7 @@
-"""Which BLAS multiplies matrices on Linux. MLX's wheel bundles a slow one.
+"""Selects the BLAS library that MLX uses on Linux, where its wheel bundles a slow one.
 
-OpenBLAS, loaded before MLX with its symbols made global, takes the place of the bundled library
-for the whole process. That is a host program's decision: importing dflash_mlx never makes it.
+OpenBLAS with global symbols, loaded before MLX, replaces the bundled library for the whole
+process; only the host program may decide that, so importing dflash_mlx never does.
 """
 
 import ctypes
@@ -13,34 +13,34 @@ from dflash_mlx.errors import BadRequest, DFlashError
 
 LIBRARY = "libopenblas.so.0"
 PACKAGE = "libopenblas0-pthread"
-"""Debian's package of the library."""
+"""Debian package of the library."""
 
 
 def use_openblas() -> None:
-    """Make MLX multiply with OpenBLAS in this process.
+    """Make MLX use OpenBLAS in this process; call it before the first `import mlx`.
 
     Raises:
-        BadRequest: MLX is imported already, so it is too late.
-        DFlashError: the library is not on this machine.
+        BadRequest: MLX is already imported.
+        DFlashError: OpenBLAS is not installed.
     """
     if blas_in_use() == "openblas":
         return
     if "mlx.core" in sys.modules:
-        raise BadRequest("mlx is imported already; call use_openblas() before the first import")
+        raise BadRequest("mlx is already imported; call use_openblas() before the first import")
     try:
         ctypes.CDLL(LIBRARY, mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
         raise DFlashError(
-            f"{LIBRARY} is not on this machine; install it (Debian: apt install {PACKAGE}), "
+            f"{LIBRARY} is not installed; install it (Debian: apt install {PACKAGE}), "
             "or use --blas bundled"
         ) from error
 
 
 def choose_blas(blas: Blas) -> None:
-    """Follow `--blas`: "auto" takes OpenBLAS on Linux where it is installed.
+    """Apply `--blas`: "auto" uses OpenBLAS on Linux if it is installed.
 
     Raises:
-        DFlashError: OpenBLAS was asked for and cannot be had.
+        DFlashError: "openblas" was requested and cannot be loaded.
     """
     if blas == "bundled" or (blas == "auto" and sys.platform != "linux"):
         return

@@ -1,4 +1,4 @@
-"""The boundary to files that somebody else wrote: whatever a reader raises becomes one error.
+"""The boundary to files of other authors: whatever a reader raises becomes one DFlashError.
 
 Libraries raise any exception type for a malformed file, so a list of types is never complete.
 """
@@ -57,7 +57,7 @@ def quoted(value: Any) -> str:
     """Return `value` as Python writes it, cut to `QUOTED` characters."""
     try:
         return shorten(repr(value))
-    except Exception:  # noqa: BLE001  deep nesting, or a __repr__ of somebody else
+    except Exception:  # noqa: BLE001  deep nesting, or a foreign __repr__
         return f"a {type(value).__name__}"
 
 

@@ -1,4 +1,4 @@
-"""How this installation is added to: the command a user of it can really type."""
+"""The command that installs a package into this Python environment."""
 
 import importlib.util
 import sys
@@ -6,10 +6,10 @@ from shlex import quote
 
 
 def install_command(*packages: str, no_deps: bool = False) -> str:
-    """Return the command that brings `packages` into this Python, whoever manages it.
+    """Return the shell command that installs `packages` into this Python environment.
 
-    A tool's own environment (pipx, uv tool) is not a user's to pip into, and one made by uv has
-    no pip.
+    The environment of a tool (pipx, uv tool) must be changed through that tool, and an
+    environment made by uv has no pip.
     """
     wanted, python = " ".join(quote(name) for name in packages), quote(sys.executable)
     prefix = sys.prefix.replace("\\", "/")

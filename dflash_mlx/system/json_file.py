@@ -1,4 +1,4 @@
-"""JSON files: a model's, read or refused in one line, and ours, replaced whole or not at all."""
+"""JSON files: objects from model folders, and atomic writes of our own files."""
 
 import json
 import os
@@ -13,28 +13,30 @@ def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file.
 
     Raises:
-        BadCheckpoint: the file is missing, unreadable or no JSON object.
+        BadCheckpoint: the file is missing, unreadable or not a JSON object.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise BadCheckpoint(
-            f"{path} is missing; give the folder of a model, or fetch it again"
+            f"{path} is missing; give the folder of a model, or download it again"
         ) from error
     except OSError as error:
-        raise BadCheckpoint(f"{path} cannot be read: {error.strerror}; correct that") from error
+        raise BadCheckpoint(
+            f"{path} cannot be read ({error.strerror}); check its permissions"
+        ) from error
     except (ValueError, RecursionError) as error:
-        raise BadCheckpoint(f"{path} is no JSON ({error}); fetch the model again") from error
+        raise BadCheckpoint(f"{path} is not JSON ({error}); download the model again") from error
     if not isinstance(value, dict):
-        raise BadCheckpoint(f"{path} holds no JSON object; fetch the model again")
+        raise BadCheckpoint(f"{path} does not hold a JSON object; download the model again")
     return value
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Put `value` in place of the file, whose folder is made; on an error all is as it was.
+    """Replace the file with `value` atomically; create its folder if necessary.
 
     Raises:
-        OSError: the folder cannot be made, or the file not be written.
+        OSError: the folder or file cannot be written; an existing file is unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}", text=True)

@@ -1,6 +1,6 @@
-"""The machine as far as it matters to a model: chip, memory, and what it may take of it.
+"""Facts about this machine: chip, cores, memory and the share that models may use.
 
-Numbers come from the operating system and from MLX; what neither says is None, never a guess.
+Values come from the operating system and MLX; a value that neither provides is None.
 """
 
 import os
@@ -22,10 +22,11 @@ _REUSABLE = re.compile(r"Pages (?:free|inactive|speculative|purgeable):\s+(\d+)"
 
 @dataclass(frozen=True)
 class Machine:
-    """`memory_bytes` are built in, or granted to this container; `free_bytes` can be had now.
+    """The chip and memory of a machine, in bytes.
 
-    `usable_bytes` is what models should stay within: Metal's recommended working set, or what
-    is free.
+    `memory_bytes` is the installed memory or the container's limit, `free_bytes` the memory that
+    is available now. Models should stay within `usable_bytes`: Metal's recommended working set,
+    or the free memory without Metal.
     """
 
     system: str
@@ -38,7 +39,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Return what this process can see of its machine."""
+    """Return the facts about the machine this process runs on."""
     import mlx.core as mx
 
     from dflash_mlx.system.memory import device_bytes
@@ -58,7 +59,7 @@ def this_machine() -> Machine:
 
 
 def memory_here() -> tuple[int | None, int | None]:
-    """Return the bytes of memory in all, and those that can be had now."""
+    """Return the total and the available memory in bytes."""
     if sys.platform == "darwin":
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return total, read_vm_stat(_run("vm_stat"))
@@ -72,20 +73,20 @@ def memory_here() -> tuple[int | None, int | None]:
 
 
 def read_meminfo(text: str) -> tuple[int | None, int | None]:
-    """Return the bytes in all and available that Linux's `/proc/meminfo` states."""
+    """Return the total and available bytes from the text of Linux's `/proc/meminfo`."""
     found = dict(re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB", text, re.MULTILINE))
     total, free = (found.get(key) for key in ("MemTotal", "MemAvailable"))
     return (int(total) * 1024 if total else None), (int(free) * 1024 if free else None)
 
 
 def read_vm_stat(text: str) -> int | None:
-    """Return the bytes that macOS's `vm_stat` counts as free or quickly made free."""
+    """Return the bytes that macOS's `vm_stat` counts as free or reusable at once."""
     page, counts = _PAGE.search(text), _REUSABLE.findall(text)
     return int(page[1]) * sum(map(int, counts)) if page and counts else None
 
 
 def compiler_fault() -> str | None:
-    """Return why MLX cannot compile here, None where it can. On Linux it calls g++."""
+    """Return why MLX cannot compile here, or None if it can. On Linux MLX calls g++."""
     import mlx.core as mx
 
     try:
@@ -96,20 +97,20 @@ def compiler_fault() -> str | None:
 
 
 def check_python() -> None:
-    """Refuse a Python that cannot reach the GPU of the Mac it runs on.
+    """Check that Python is a native arm64 build on a Mac; MLX needs one to use the GPU.
 
     Raises:
-        DFlashError: it runs translated, as x86.
+        DFlashError: it is an x86 build that runs under Rosetta.
     """
     if sys.platform == "darwin" and platform.machine() != "arm64":
         raise DFlashError(
-            f"{sys.executable} is an {platform.machine()} Python, which MLX does not run on; "
+            f"{sys.executable} is an {platform.machine()} build, which MLX does not support; "
             "install an arm64 build of Python"
         )
 
 
 def _file_cache() -> int:
-    """Return the bytes of files that this container keeps in memory only until they are needed."""
+    """Return the bytes of cached files in this container, which the kernel frees on demand."""
     try:
         found = re.search(r"^inactive_file (\d+)$", (_CGROUP / "memory.stat").read_text(), re.M)
     except OSError:

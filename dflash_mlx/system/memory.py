@@ -1,4 +1,4 @@
-"""Memory on this machine: what models may take of it, and keeping it wired while they work."""
+"""The memory that models may use on this machine, and keeping it wired during inference."""
 
 import threading
 from collections.abc import Iterator
@@ -8,11 +8,12 @@ from typing import Any
 import mlx.core as mx
 
 WORKING_SHARE = 0.15
-"""Most that work may need beside weights and caches, as a share of them."""
+"""Working memory during inference, as a share of weights and caches: an upper bound of the peak
+that `benchmarks/embedded_memory.py` measures (activations, logits and allocator slack)."""
 
 
 def device_bytes() -> int | None:
-    """Return the bytes that models should stay within here, None where MLX does not know."""
+    """Return Metal's recommended working set in bytes, None without a Metal device."""
     if not mx.metal.is_available():
         return None
     info: dict[str, Any] = mx.device_info()
@@ -20,7 +21,7 @@ def device_bytes() -> int | None:
 
 
 class _Wiring:
-    """Metal's wired limit while any engine works: the first to begin sets it, the last restores."""
+    """Reference count for Metal's wired limit: the first engine sets it, the last restores it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -41,12 +42,12 @@ class _Wiring:
 
 
 _WIRING = _Wiring()
-"""One for the process, as the limit itself is."""
+"""One per process, because the limit is per process."""
 
 
 @contextmanager
 def wired() -> Iterator[None]:
-    """Let Metal keep the working set wired, as mlx-lm does, and restore the limit afterwards."""
+    """Raise Metal's wired limit to the recommended working set inside the block, as mlx-lm does."""
     limit = device_bytes()
     if limit is None:
         yield

@@ -1,4 +1,4 @@
-"""The folder in which this program keeps what it learns about a user's machine."""
+"""The folder for this program's settings and measurements."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def settings_folder() -> Path:
-    """The folder for this user's settings, where the operating system wants it."""
+    """Return the settings folder that the operating system's conventions give this user."""
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support" / "dflash-mlx"
     base = os.environ.get("XDG_CONFIG_HOME")

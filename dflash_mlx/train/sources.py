@@ -12,8 +12,8 @@ from typing import Any
 
 from dflash_mlx.errors import BadRequest, DFlashError
 from dflash_mlx.hub.data_file import ENDINGS, read_rows
-from dflash_mlx.hub.data_sets import bring, file_names
-from dflash_mlx.hub.resolve import refuse_what_is_no_hub_id
+from dflash_mlx.hub.data_sets import download_file, file_names
+from dflash_mlx.hub.resolve import check_hub_id
 from dflash_mlx.system.paths import is_there, typed_path
 from dflash_mlx.train.questions import PROMPT_FIELDS, Question, question
 from dflash_mlx.train.samples import Sample
@@ -99,7 +99,7 @@ def _ids(row: Any) -> Sample | None:
 
 def _hub_rows(reference: str) -> Iterator[Any]:
     """Yield the rows of a data set's files, each brought when the one before has been read."""
-    refuse_what_is_no_hub_id(reference)
+    check_hub_id(reference)
     names = file_names(reference)
     readable = sorted(name for name in names if name.endswith(ENDINGS))
     # splits are named in cards only; where file names tell them apart too, the others are for tests
@@ -110,4 +110,4 @@ def _hub_rows(reference: str) -> Iterator[Any]:
             f"{', '.join(ENDINGS)}"
         )
     for name in wanted:
-        yield from read_rows(bring(reference, name))
+        yield from read_rows(download_file(reference, name))

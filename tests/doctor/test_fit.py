@@ -1,4 +1,4 @@
-"""Whether a pair fits: estimates that read no weight, held to what MLX really allocates."""
+"""Memory estimates without reading weights, compared with real allocations."""
 
 import gc
 import json
@@ -29,8 +29,8 @@ def pair():
     return Pair(target, random_draft(target))
 
 
-def held(pair, n_rows, prefill_step_size):
-    """The caches that a real prompt of `n_rows` rows leaves (its last token is no row)."""
+def filled_caches(pair, n_rows, prefill_step_size):
+    """Return the caches after prefill of `n_rows` tokens; the prompt's last token is the anchor."""
     cache = pair.make_cache()
     prompt = [index % 250 for index in range(n_rows + 1)]
     assert prefill(pair, cache, prompt, prefill_step_size, lambda done, total: True)
@@ -39,10 +39,10 @@ def held(pair, n_rows, prefill_step_size):
 
 @pytest.mark.parametrize("n_rows", [1, 255, 256, 257, 700])
 @pytest.mark.parametrize("prefill_step_size", [64, 2048])
-def test_caches_take_what_was_estimated(pair, n_rows, prefill_step_size):
-    """An estimate of its own making would drift from what the caches really allocate."""
+def test_cache_estimates_equal_real_caches(pair, n_rows, prefill_step_size):
+    """A separate formula drifted from what the caches allocate."""
     wanted = need(pair, n_rows, prefill_step_size)
-    cache = held(pair, n_rows, prefill_step_size)
+    cache = filled_caches(pair, n_rows, prefill_step_size)
     context = cache.context.nbytes if isinstance(cache.context, ContextCache) else 0
     assert wanted.draft_cache_bytes == context
     assert wanted.target_cache_bytes == cache.nbytes - context
@@ -50,34 +50,34 @@ def test_caches_take_what_was_estimated(pair, n_rows, prefill_step_size):
 
 @pytest.mark.parametrize("family", sorted(CONFIGS))
 def test_every_familys_caches_are_estimated(family):
-    """Windows and recurrent states do not grow as full caches do."""
+    """Windows and recurrent states do not grow like full caches."""
     pair = Pair(tiny_target(family))
-    assert need(pair, 100, 64).target_cache_bytes == held(pair, 100, 64).nbytes
+    assert need(pair, 100, 64).target_cache_bytes == filled_caches(pair, 100, 64).nbytes
 
 
-def test_weights_are_counted_as_they_are_used(pair):
-    """Stored bytes say little: the CPU runs dense in float32."""
+def test_weights_are_counted_in_their_compute_type(pair):
+    """The CPU uses dense float32 weights, which are larger than the stored ones."""
     wanted = need(pair, 1)
     assert wanted.target_bytes == weight_bytes(pair.target.model)
     assert wanted.draft_bytes == weight_bytes(pair.draft.model)
 
 
-def test_without_a_draft_nothing_is_counted_for_one():
-    """--draft none is what people try when memory is short."""
+def test_without_a_draft_its_bytes_are_zero():
+    """--draft none must reduce the estimate."""
     wanted = need(Pair(tiny_target("qwen3")), 10)
     assert (wanted.draft_bytes, wanted.draft_cache_bytes) == (0, 0)
 
 
 def test_the_longest_context_just_fits(pair):
-    """A promise of a context that then does not fit is worse than none."""
+    """The reported context length must fit."""
     enough = need(pair, 700).peak_bytes
     rows = longest(pair, enough)
     assert 0 < rows <= 1024
     assert need(pair, rows).peak_bytes <= enough
 
 
-def test_longest_knows_its_ends(pair):
-    """More than the model was made for is no use, and less than nothing is nothing."""
+def test_longest_is_bounded_by_zero_and_the_context_length(pair):
+    """The result exceeded the model's context length or was negative."""
     assert longest(pair, 10**12) == pair.target.shape.context_length
     assert longest(pair, 1000) == 0
 
@@ -97,7 +97,7 @@ def files():
 
 @pytest.fixture(scope="module")
 def outlined(files):
-    """The embedded pair without values, and the bytes that MLX held at most meanwhile."""
+    """Return the embedded pair without values, its estimate, and MLX's peak in bytes."""
     gc.collect()
     mx.clear_cache()
     mx.reset_peak_memory()
@@ -109,13 +109,13 @@ def outlined(files):
 
 @pytest.mark.embedded
 def test_an_outline_reads_no_weight(outlined):
-    """`doctor` on a 60 GB model must not take 60 GB to say that they do not fit."""
+    """`doctor` on a 60 GB model must not need 60 GB."""
     assert outlined[2] < 2 * 2**20
 
 
 @pytest.mark.embedded
 def test_the_estimate_is_what_mlx_allocates(files, outlined):
-    """The number that decides whether somebody downloads 60 GB had better be right."""
+    """A wrong estimate leads to a useless download."""
     wanted = outlined[1]
     mx.clear_cache()
     before = mx.get_active_memory()
@@ -128,8 +128,8 @@ def test_the_estimate_is_what_mlx_allocates(files, outlined):
 
 
 @pytest.mark.embedded
-def test_an_outline_answers_questions_about_settings(outlined):
-    """What would be loaded should be told by the code that loads it."""
+def test_an_outline_has_the_settings(outlined):
+    """Settings must come from the code that loads the pair."""
     loaded: LoadedPair = outlined[0]
     assert resolve_request(loaded).block_size == 8
     assert loaded.context_length == 8192
@@ -138,7 +138,7 @@ def test_an_outline_answers_questions_about_settings(outlined):
 
 @pytest.mark.embedded
 def test_an_outline_still_checks_the_pair(files, tmp_path):
-    """A pair that does not fit should not have to be loaded to be refused."""
+    """A mismatched pair must be refused without loading weights."""
     source = files.draft.path
     for name in ("model.safetensors",):
         (tmp_path / name).symlink_to(source / name)

@@ -1,4 +1,4 @@
-"""What doctor says about `block auto`: costs as a plot, a choice, and the reason."""
+"""Findings about block size auto: the costs, the first block size and the reason."""
 
 import mlx.core as mx
 import pytest
@@ -18,7 +18,7 @@ CURVE = CostCurve((1, 8), (0,), ((0.010, 0.020),))
 
 @pytest.fixture
 def loaded(target):
-    """A tiny pair as loaded, without costs."""
+    """Return a loaded tiny pair without stored costs."""
     return loaded_pair(Pair(target, random_draft(target)))
 
 
@@ -27,30 +27,30 @@ def _texts(loaded, store, facts=None):
     return [finding.text for finding in found]
 
 
-def test_without_costs_it_says_when_they_are_measured(loaded, tmp_path):
-    """An empty screen does not tell whether something is missing."""
+def test_without_costs_it_states_when_they_are_measured(loaded, tmp_path):
+    """Without costs the output was empty."""
     assert "measured when" in _texts(loaded, CostStore(tmp_path))[0]
 
 
 def test_costs_are_shown_with_the_choice_and_its_reason(loaded, tmp_path):
-    """Users asked which knob matters; the answer is a number of rows and why."""
+    """A user must see which block size is used and why."""
     store, facts = CostStore(tmp_path), {}
     store.save(cost_key(loaded), LearnedCosts(CURVE, counts_of(*[0.9] * 7)))
     costs, choice = _texts(loaded, store, facts)
-    assert "█" in costs and "8 rows: 2.0" in costs
-    assert "8 rows" in choice and "times plain speed" in choice
-    assert facts["auto"]["rows"] == 8 and len(facts["costs"]) == 8
+    assert "█" in costs and "8: 2.0" in costs
+    assert "block size 8" in choice and "speedup" in choice
+    assert facts["auto"]["block_size"] == 8 and len(facts["costs"]) == 8
 
 
-def test_a_draft_that_loses_is_said_to_lose(loaded, tmp_path):
-    """Off, and why, in the same words for every machine."""
+def test_a_slow_draft_starts_with_plain_decoding(loaded, tmp_path):
+    """The reason for disabled speculation must be stated."""
     store = CostStore(tmp_path)
     store.save(cost_key(loaded), LearnedCosts(CURVE, counts_of(*[0.05] * 7)))
-    assert "begins with plain decoding" in _texts(loaded, store)[1]
+    assert "starts with plain decoding" in _texts(loaded, store)[1]
 
 
-def test_a_pair_is_measured_once_and_then_remembered(loaded, tmp_path):
-    """Two seconds at every start are two seconds too many."""
+def test_a_pair_is_measured_once(loaded, tmp_path):
+    """Costs were measured again at every start, which takes two seconds."""
     store, said = CostStore(tmp_path), []
     measured = with_costs(loaded, said.append, store)
     assert any("measuring" in word for word in said)
@@ -62,19 +62,19 @@ def test_a_pair_is_measured_once_and_then_remembered(loaded, tmp_path):
 
 
 def test_a_pair_without_a_draft_needs_no_costs(target, tmp_path):
-    """Plain decoding has nothing to choose."""
+    """Without a draft there is no block size to choose."""
     alone = loaded_pair(Pair(target))
     assert with_costs(alone, lambda text: None, CostStore(tmp_path)).tuning is None
     assert list(check_auto(alone, 100, {}, CostStore(tmp_path))) == []
 
 
 def test_the_plot_of_equal_costs_does_not_divide_by_zero():
-    """Flat costs are what a good kernel gives."""
-    assert plot([1.0, 1.0]).startswith("1 row: 1.0")
+    """Equal costs divided by zero."""
+    assert plot([1.0, 1.0]).startswith("block size 1: 1.0")
 
 
-def test_drafts_that_are_known_to_disappoint_are_named(target, loaded):
-    """A float16 draft on an M1 accepted nothing for weeks before somebody looked."""
+def test_draft_types_that_are_slow_or_wrong_are_named(target, loaded):
+    """A float16 draft on an M1 accepted no token, without a message."""
     from dataclasses import replace
 
     assert list(check_combination(loaded, "Apple M1 Max")) == []

@@ -1,4 +1,4 @@
-"""A hub in a few lines: model listings and files of one commit, over loopback, counted."""
+"""A hub on loopback for tests: listings and files of one commit, with a request log."""
 
 import hashlib
 import json
@@ -13,13 +13,13 @@ COMMIT = "c0ffee" * 6 + "c0ff"
 
 @dataclass
 class HubStub:
-    """What the stub holds and how it misbehaves; `requests` lists "METHOD path"."""
+    """The stub's content and its faults; `requests` lists "METHOD path"."""
 
     repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
     commit: str = COMMIT
     gated: set[str] = field(default_factory=set)
     break_after: dict[str, list[int]] = field(default_factory=dict)
-    """File name to the body bytes sent by each coming request before the connection drops."""
+    """File name to the body bytes that each of the next requests sends before it disconnects."""
     damaged: set[str] = field(default_factory=set)
     status: int | None = None
     requests: list[str] = field(default_factory=list)
@@ -29,7 +29,7 @@ class HubStub:
 
 @contextmanager
 def serve(stub: HubStub) -> Iterator[HubStub]:
-    """Run the stub on a free port of 127.0.0.1 for the time of the block."""
+    """Run the stub on a free port of 127.0.0.1 inside the block."""
 
     class Handler(_Handler):
         hub = stub
@@ -40,7 +40,7 @@ def serve(stub: HubStub) -> Iterator[HubStub]:
 
 @contextmanager
 def on_loopback(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """Let `handler` answer on a free port of 127.0.0.1 for the time of the block; its address."""
+    """Run `handler` on a free port of 127.0.0.1 inside the block and yield its URL."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
@@ -53,7 +53,7 @@ def on_loopback(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
 
 
 def blob_name(name: str, content: bytes) -> str:
-    """SHA-256 for what git-lfs would hold, git's own hash for the rest."""
+    """Return SHA-256 for LFS files and git's blob hash for others."""
     if name.endswith(".safetensors"):
         return hashlib.sha256(content).hexdigest()
     return hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()

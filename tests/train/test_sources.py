@@ -110,7 +110,7 @@ def test_a_parquet_file_without_pyarrow_says_what_to_install(tmp_path, monkeypat
 
 def test_a_name_that_is_nothing_is_refused_before_the_hub_is_asked(tmp_path):
     """A misspelled path must not become a request to somebody's server."""
-    with pytest.raises(UnknownModel, match="no file or folder here"):
+    with pytest.raises(UnknownModel, match="not a local file or folder"):
         read(str(tmp_path / "nothing.jsonl"))
     with pytest.raises(BadRequest, match="is a folder"):
         read(str(tmp_path))
@@ -170,5 +170,5 @@ def test_a_file_that_was_cut_short_is_refused_in_one_line(tmp_path):
     """A download that broke off ended in a traceback of the decompressor."""
     whole = Path(written(tmp_path, "rows.jsonl.gz", [{"prompt": f"ask {n}"} for n in range(50)]))
     (tmp_path / "part.jsonl.gz").write_bytes(whole.read_bytes()[:-20])
-    with pytest.raises(BadRequest, match=r"part\.jsonl\.gz .*cut short or damaged"):
+    with pytest.raises(BadRequest, match=r"part\.jsonl\.gz .*truncated or damaged"):
         read(str(tmp_path / "part.jsonl.gz"))
