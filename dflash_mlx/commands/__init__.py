@@ -1,7 +1,6 @@
-"""The command line: parse options, build configurations, call the library, print.
+"""The command line: parses options, builds configurations, calls the library, prints results.
 
-`main` is imported by nothing of the library, which must not know the command line. It imports
-models, MLX and the hub only when a command needs them.
+The library must not know it. MLX, models and the hub are imported only by commands that use them.
 """
 
 import errno
@@ -16,15 +15,15 @@ from dflash_mlx.errors import DFlashError
 _BAD_USAGE = 2
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
-"""As a shell reports a program that SIGINT or SIGPIPE ended."""
+"""Exit codes of processes that SIGINT and SIGPIPE ended, as shells report them (128 + signal)."""
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line with `argv` (None: this process's) and return its exit code.
+    """Run the command line with `argv` (None: `sys.argv[1:]`) and return its exit code.
 
-    A user's error is one line on stderr and exit code 2; a traceback is a bug in here.
+    A user's error is one line on stderr and exit code 2. A traceback is a bug in this package.
     """
     sys.stdout, sys.stderr = _open(sys.stdout), _open(sys.stderr)
     try:
@@ -32,34 +31,35 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return run(sys.argv[1:] if argv is None else list(argv))
     except DFlashError as error:
-        _say(str(error))
+        _report(str(error))
         return _BAD_USAGE
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
         return _BROKEN_PIPE
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in _DISK_FULL:
             raise
-        _say(f"{error.filename or 'the output'} cannot be written: {error.strerror}; make room")
+        name = error.filename or "the output"
+        _report(f"{name} cannot be written: {error.strerror}; free some disk space")
         return _BAD_USAGE
     finally:
         _flush()
 
 
 def _open(stream: TextIO | None) -> TextIO:
-    """Return `stream`, or a place for what nobody wants where the caller closed it."""
+    """Return `stream`, or the null device if the parent process closed it."""
     return stream if stream is not None else open(os.devnull, "w", encoding="utf-8")
 
 
-def _say(reason: str) -> None:
-    """Say in one line why nothing was done, if anybody can still hear it."""
+def _report(message: str) -> None:
+    """Write an error to stderr as one line."""
     with suppress(OSError):
-        sys.stderr.write(f"dflash-mlx: {' '.join(reason.split())}\n")
+        sys.stderr.write(f"dflash-mlx: {' '.join(message.split())}\n")
 
 
 def _flush() -> None:
-    """Let go of what is buffered; what nobody takes goes nowhere, or Python would complain."""
+    """Flush both streams; redirect a closed one to the null device so that exit does not fail."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

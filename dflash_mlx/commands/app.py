@@ -1,7 +1,6 @@
-"""Which commands there are, and from arguments to one of them.
+"""The table of commands, and the parser that runs one of them.
 
-Only the module of the command that was asked for is imported, and no module imports a model's
-machinery before its command runs: help must answer at once.
+Only the module of the requested command is imported, so that `--help` does not wait for MLX.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,31 +11,32 @@ import typer
 from typer.main import get_command
 
 from dflash_mlx import __version__
-from dflash_mlx.commands.options import spread
-from dflash_mlx.commands.refused import remedy
+from dflash_mlx.commands.foreign_options import remedy
+from dflash_mlx.commands.options import as_flags
 from dflash_mlx.errors import BadRequest
 
-_COMMANDS = {
-    "chat": "Talk with a model.",
-    "generate": "Answer one prompt: text, or one JSON object.",
-    "models": "List pairs, and what is on this machine.",
-    "doctor": "Check this machine, and whether a pair fits.",
-    "convert": "Convert a target or a draft into an MLX folder.",
+COMMANDS = {
+    "chat": "Chat with a model.",
+    "generate": "Answer one prompt; print the text or one JSON object.",
+    "models": "List known pairs and the models on this machine.",
+    "doctor": "Check this machine, the installation and one pair.",
+    "convert": "Convert a target or a draft to a quantized MLX folder.",
     "train": "Train a draft for a target.",
-    "bench": "Is DFlash worth it on this machine, and with which setting?",
-    "simulate": "Try the width controller on recorded costs and invented texts.",
+    "bench": "Measure the speedup of DFlash over plain decoding.",
+    "simulate": "Run the block-size controller on synthetic traces.",
 }
-"""Command and its line in the list; each is the function of its name in the module of its name."""
+"""Command name to its line in `--help`. Function and module have the command's name."""
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
-"""Click's error. Some versions of typer bring a click of their own, so it is found by descent."""
+"""Click's usage error. Some versions of typer bundle their own click, so the class is looked up
+from typer's subclass."""
 
 
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code.
 
     Raises:
-        BadRequest: the arguments name no command, or not as it wants them.
+        BadRequest: unknown command, unknown option, or a value of the wrong type.
     """
     try:
         program, name, rest = _program(arguments or ["--help"])
@@ -47,18 +47,18 @@ def run(arguments: list[str]) -> int:
     except typer.Abort:
         return 1
     except _UsageError as error:
-        raise BadRequest(_explained(error)) from error
+        raise BadRequest(_usage_message(error)) from error
     return 0
 
 
 def _program(arguments: list[str]) -> tuple[Any, str, list[str]]:
-    """Return a click command, what to call it, and its own arguments."""
+    """Return a click command, its display name, and its own arguments."""
     name, *rest = arguments
-    if name in _COMMANDS:
+    if name in COMMANDS:
         app = _app([name])
         return get_command(app), f"dflash-mlx {name}", rest
-    app = _app(_COMMANDS)
-    app.callback(help="Language models through DFlash speculative decoding.")(_about)
+    app = _app(COMMANDS)
+    app.callback(help="Speculative decoding with block-diffusion drafts (DFlash) for MLX.")(_root)
     return get_command(app), "dflash-mlx", arguments
 
 
@@ -69,7 +69,7 @@ def _app(names: Iterable[str]) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     for name in names:
-        app.command(name, short_help=_COMMANDS[name])(spread(_command(name)))
+        app.command(name, short_help=COMMANDS[name])(as_flags(_command(name)))
     return app
 
 
@@ -78,28 +78,28 @@ def _command(name: str) -> Callable[..., None]:
     return command
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"dflash-mlx {__version__}")
         raise typer.Exit
 
 
-def _about(
+def _root(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", is_eager=True, callback=_version, help="Print the version and leave."
+            "--version", is_eager=True, callback=_print_version, help="Print the version and exit."
         ),
     ] = False,
 ) -> None:
-    """Take the options that stand before a command."""
+    """Accept the options that come before a command."""
 
 
-def _explained(error: Exception) -> str:
-    """Return what click found wrong, with what to do."""
+def _usage_message(error: Exception) -> str:
+    """Return click's message with the option's replacement or the command's `--help`."""
     option = getattr(error, "option_name", None)
-    if known := option and remedy(option):
-        return f"{option} is not supported: {known}"
+    if replacement := option and remedy(option):
+        return f"{option} is not supported: {replacement}"
     message = error.format_message() if hasattr(error, "format_message") else str(error)
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "dflash-mlx"

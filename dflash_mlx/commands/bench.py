@@ -1,22 +1,33 @@
-"""`dflash-mlx bench`: is DFlash worth it on this machine, and with which setting?"""
+"""`dflash-mlx bench`: measures DFlash against plain decoding and recommends a setting."""
 
 import json
 import os
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dflash_mlx.commands.interrupt import INTERRUPTED
-from dflash_mlx.commands.opening import open_pair
-from dflash_mlx.commands.options import blas_choice, kernel_policy
-from dflash_mlx.commands.terminal import Terminal
+from dflash_mlx.commands.inference import open_pair
+from dflash_mlx.commands.options import (
+    DEFAULT_MODEL,
+    BlasOption,
+    DraftOption,
+    JsonOption,
+    KernelsOption,
+    ModelOption,
+    blas_choice,
+    kernel_policy,
+    parse_numbers,
+)
+from dflash_mlx.commands.terminal import INTERRUPTED, Terminal
 from dflash_mlx.errors import BadRequest
 from dflash_mlx.system.blas import choose_blas
 from dflash_mlx.system.paths import typed_path
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dflash_mlx.bench.earlier import EarlierRun
     from dflash_mlx.bench.run import BenchConfig
     from dflash_mlx.bench.suites import BenchPrompt
@@ -24,91 +35,107 @@ if TYPE_CHECKING:
     from dflash_mlx.engine.engine import Engine
 
 
-def bench(
-    model: Annotated[
-        str, typer.Option("--model", "-m", help="The pair to measure, named as for chat.")
-    ] = "smollm2-135m",
-    draft: Annotated[str, typer.Option(help="auto, or a name.")] = "auto",
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """Options of `bench`."""
+
+    model: ModelOption = DEFAULT_MODEL
+    draft: DraftOption = "auto"
     kind: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KIND",
-            help="chat, code, arithmetic, lists, translation or structured. [default: all]",
+            help="Bundled prompts: chat, code, arithmetic, lists, translation or structured; "
+            "repeatable. [default: all]",
         ),
-    ] = None,
+    ] = None
     data: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="gsm8k, humaneval, mbpp, mt-bench, math-500, or a .jsonl file; repeatable.",
+            help="Data set: gsm8k, humaneval, mbpp, mt-bench, math-500, or a .jsonl file; "
+            "repeatable.",
         ),
-    ] = None,
-    prompts: Annotated[int, typer.Option(help="Prompts of each kind or data set.")] = 2,
-    max_tokens: Annotated[int, typer.Option(help="Tokens of an answer.")] = 256,
-    repeats: Annotated[int, typer.Option(help="Timed answers of each arm to each prompt.")] = 3,
+    ] = None
+    prompts: Annotated[int, typer.Option(help="Prompts per kind or data set.")] = 2
+    max_tokens: Annotated[int, typer.Option(help="Maximum number of new tokens.")] = 256
+    repeats: Annotated[int, typer.Option(help="Timed answers per prompt and configuration.")] = 3
     block_sizes: Annotated[
-        str, typer.Option(metavar="N,N,...", help="Fixed blocks to measure besides auto.")
-    ] = "",
+        str,
+        typer.Option(metavar="N,N,...", help="Also measure these fixed block sizes."),
+    ] = ""
     contexts: Annotated[
-        str, typer.Option(metavar="N,N,...", help="Long documents of so many tokens, besides.")
-    ] = "",
-    cool_down: Annotated[float, typer.Option(help="Seconds to rest before each answer.")] = 0.0,
+        str,
+        typer.Option(metavar="N,N,...", help="Also measure prompts of these lengths, in tokens."),
+    ] = ""
+    cool_down: Annotated[float, typer.Option(help="Pause before each answer, in seconds.")] = 0.0
     html: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the report as a page.")
-    ] = None,
+        str | None, typer.Option(metavar="FILE", help="Write the report as an HTML page.")
+    ] = None
     compare: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Set an earlier --json beside this run.")
-    ] = None,
-    kernels: Annotated[
-        str, typer.Option(help="auto, off or force: which of our Metal kernels serve blocks.")
-    ] = "auto",
-    blas: Annotated[str, typer.Option(help="auto, bundled or openblas (Linux).")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
-) -> None:
-    """Compare DFlash with plain mlx-lm decoding of the same arrays, texts first.
+        str | None,
+        typer.Option(metavar="FILE", help="Compare with the --json output of an earlier run."),
+    ] = None
+    kernels: KernelsOption = "auto"
+    blas: BlasOption = "auto"
+    as_json: JsonOption = False
 
-    The exit code is 1 where a text is not the target's own, the page could not be written, or
-    the run was broken off; 130 after Ctrl-C. What was measured is printed all the same.
+
+def bench(options: BenchOptions) -> None:
+    """Compare DFlash with plain mlx-lm decoding of the same arrays; texts are compared first.
+
+    The exit code is 1 if a text differs, the page cannot be written or the run stops early, and
+    130 after Ctrl-C. The figures measured so far are printed in each case.
     """
-    policy = kernel_policy(kernels)
-    choose_blas(blas_choice(blas))
+    policy = kernel_policy(options.kernels)
+    choose_blas(blas_choice(options.blas))
     from dflash_mlx.bench.earlier import read_earlier
     from dflash_mlx.bench.run import BenchConfig
 
-    widths, lengths = numbers("--block-sizes", block_sizes), numbers("--contexts", contexts)
-    config = BenchConfig(max_tokens, repeats, widths, lengths, cool_down)
-    _check(model, draft, compare, as_json)
-    work = _prompts(kind, data, prompts, config)
-    before = read_earlier(typed_path(compare)) if compare else None
-    page = _writable(html) if html else None
+    config = BenchConfig(
+        options.max_tokens,
+        options.repeats,
+        parse_numbers("--block-sizes", options.block_sizes),
+        parse_numbers("--contexts", options.contexts),
+        options.cool_down,
+    )
+    _check(options)
+    work = _prompts(options, config)
+    before = read_earlier(typed_path(options.compare)) if options.compare else None
+    page = _check_writable(options.html) if options.html else None
     terminal = Terminal()
-    with open_pair(model, draft, terminal, policy) as engine:
-        engine.autotune_kernels(terminal.show)  # now: not between answers that are timed
+    with open_pair(options.model, options.draft, terminal, policy) as engine:
+        engine.autotune_kernels(terminal.show_status)  # not between answers that are timed
         report = _measure(engine, work, config, terminal)
-        terminal.erase()
-        # before the engine is closed, which may be waited for
-        written = page is None or _write(report, page, terminal)
-        _show(report, before, as_json)
-    _leave(report, written)
+        terminal.clear_status()
+        # before the engine is closed, which can take a while
+        written = page is None or _write_page(report, page, terminal)
+        _print(report, before, options.as_json)
+    _exit(report, written)
 
 
-def _check(model: str, draft: str, compare: str | None, as_json: bool) -> None:
-    """Refuse what can be known to be impossible before anything is loaded."""
-    if as_json and compare:
-        raise BadRequest("--compare is printed beside a table; leave out --json")
+def _check(options: BenchOptions) -> None:
+    """Check the options and the pair's name before anything is loaded.
+
+    Raises:
+        BadRequest: the options contradict each other, or the pair has no draft.
+        UnknownModel: a name cannot exist.
+    """
+    if options.as_json and options.compare:
+        raise BadRequest("--compare prints a table; omit --json")
     from dflash_mlx.doctor.checkup import locate
     from dflash_mlx.hub.pins import Pins
     from dflash_mlx.pairs.pairing import choose
     from dflash_mlx.system.settings import settings_folder
 
-    choice = choose(model, draft)
+    choice = choose(options.model, options.draft)
     locate(choice, Pins(settings_folder()))
     if choice.draft is None:
-        raise BadRequest(f"{model} is left without a draft to measure; name one with --draft")
+        raise BadRequest(f"{options.model} has no draft to measure; name one with --draft")
 
 
-def _leave(report: "BenchReport", written: bool) -> None:
-    """Leave with the exit code that the help promises."""
+def _exit(report: "BenchReport", written: bool) -> None:
+    """Exit with the code that the help documents."""
     from dflash_mlx.bench.run import INTERRUPT_REASON
 
     if report.interrupted_reason == INTERRUPT_REASON:
@@ -117,35 +144,22 @@ def _leave(report: "BenchReport", written: bool) -> None:
         raise typer.Exit(1)
 
 
-def numbers(option: str, text: str) -> tuple[int, ...]:
-    """Return the numbers of a list such as 2,4,8.
-
-    Raises:
-        BadRequest: it is no such list.
-    """
-    try:
-        return tuple(int(part) for part in text.split(",") if part.strip())
-    except ValueError as error:
-        raise BadRequest(f"{option} is {text!r}; it needs numbers such as 2,4,8") from error
-
-
-def _prompts(
-    kinds: Sequence[str] | None, data: Sequence[str] | None, count: int, config: "BenchConfig"
-) -> list["BenchPrompt"]:
+def _prompts(options: BenchOptions, config: "BenchConfig") -> list["BenchPrompt"]:
     from dflash_mlx.bench.suites import KINDS, bundled, data_set
 
+    count = options.prompts
     if count < 0:
         raise BadRequest(f"--prompts is {count}; it needs a whole number >= 0")
-    found = [prompt for name in data or () for prompt in data_set(name, count)]
-    if kinds or not data:
-        found = [*bundled(kinds or KINDS, count), *found]
+    found = [prompt for name in options.data or () for prompt in data_set(name, count)]
+    if options.kind or not options.data:
+        found = [*bundled(options.kind or KINDS, count), *found]
     if not found and not config.contexts:
-        raise BadRequest("there are no prompts to measure with; see --prompts, --kind and --data")
+        raise BadRequest("there are no prompts to measure; see --prompts, --kind and --data")
     return found
 
 
 def _measure(
-    engine: "Engine", work: Sequence["BenchPrompt"], config: "BenchConfig", terminal: Terminal
+    engine: "Engine", work: "Sequence[BenchPrompt]", config: "BenchConfig", terminal: Terminal
 ) -> "BenchReport":
     from dflash_mlx.bench.arms import prompt_ids
     from dflash_mlx.bench.forwards import forwards, memory_speed
@@ -153,10 +167,10 @@ def _measure(
     from dflash_mlx.bench.summary import summarise
     from dflash_mlx.bench.thermal import thermal_state
 
-    measured = run(engine, work, config, terminal.show)
+    measured = run(engine, work, config, terminal.show_status)
     bare, speed = [], None
     if not measured.interrupted_reason:
-        terminal.show("timing the bare forwards")
+        terminal.show_status("timing single forwards")
         ids = prompt_ids(engine, measured.prompts[0])
         try:
             bare = forwards(engine, ids, [1, *config.block_sizes])
@@ -166,20 +180,20 @@ def _measure(
     return summarise(engine, measured, config, bare, speed, thermal_state())
 
 
-def _write(report: "BenchReport", file: Path, terminal: Terminal) -> bool:
-    """Write the page; return whether there was room. An hour's figures are printed either way."""
+def _write_page(report: "BenchReport", file: Path, terminal: Terminal) -> bool:
+    """Write the HTML page and return whether that succeeded; the figures are printed anyway."""
     from dflash_mlx.bench.page import page
 
     try:
         file.write_text(page(report), encoding="utf-8")
     except OSError as error:
-        terminal.say(f"{file} cannot be written ({error.strerror}); the figures follow")
+        terminal.log(f"{file} cannot be written ({error.strerror}); the figures follow")
         return False
-    terminal.say(f"wrote {file}", dim=True)
+    terminal.log(f"wrote {file}", dim=True)
     return True
 
 
-def _show(report: "BenchReport", before: "EarlierRun | None", as_json: bool) -> None:
+def _print(report: "BenchReport", before: "EarlierRun | None", as_json: bool) -> None:
     from dflash_mlx.bench.earlier import side_by_side
     from dflash_mlx.bench.report import lines
 
@@ -194,11 +208,11 @@ def _show(report: "BenchReport", before: "EarlierRun | None", as_json: bool) -> 
             typer.echo(line)
 
 
-def _writable(name: str) -> Path:
-    """Return the path of the page to write, refused before an hour of measuring if it cannot be.
+def _check_writable(name: str) -> Path:
+    """Return the path of the page; an unwritable path is refused before an hour of measuring.
 
     Raises:
-        BadRequest: its folder is not there.
+        BadRequest: the path is a folder, or its folder does not exist.
     """
     path = typed_path(name)
     if os.path.isdir(path) or not os.path.isdir(path.parent):

@@ -1,57 +1,57 @@
-"""`dflash-mlx chat`: lines in, answers out, until there are no more lines.
+"""`dflash-mlx chat`: reads lines and prints answers until the input ends.
 
-Answers go to stdout; the prompt, statistics and everything about the conversation do not.
+Answers go to stdout; the prompt sign, statistics and messages go to stderr.
 """
 
-from dflash_mlx.commands.lines import Lines, history_file
+from dflash_mlx.commands.conversation import CHAT_COMMANDS, Conversation
+from dflash_mlx.commands.line_input import LineInput, history_file
 from dflash_mlx.commands.options import RequestOptions, blas_choice
-from dflash_mlx.commands.talk import COMMANDS, Talk
 from dflash_mlx.commands.terminal import Terminal
 from dflash_mlx.errors import DFlashError
 from dflash_mlx.system.blas import choose_blas
 
 
 def chat(options: RequestOptions) -> None:
-    """Chat with a model; Ctrl-C stops an answer, /help lists what can be typed.
+    """Chat with a model; Ctrl-C stops an answer, /help lists the commands.
 
-    Each token is the argmax, or a sample, of the target's own forward pass that verified it.
+    Each token is the argmax, or a sample, of the target's own forward pass.
     """
     options.check()
     choose_blas(blas_choice(options.blas))
     terminal = Terminal()
-    talk = Talk(options, terminal)
-    words = [name + " " * bool(rest) for name, (rest, _) in COMMANDS.items()]
-    lines = Lines(words, history_file())
+    conversation = Conversation(options, terminal)
+    words = [name + " " * bool(arguments) for name, (arguments, _) in CHAT_COMMANDS.items()]
+    lines = LineInput(words, history_file())
     try:
-        if lines.typed:
-            terminal.say("/help lists what can be typed", dim=True)
-        _loop(talk, lines, terminal)
+        if lines.interactive:
+            terminal.log("/help lists the commands", dim=True)
+        _loop(conversation, lines, terminal)
     finally:
-        talk.close()
+        conversation.close()
 
 
-def _loop(talk: Talk, lines: Lines, terminal: Terminal) -> None:
-    """Take lines until there are no more, or Ctrl-C comes twice in a row."""
-    pressed = False
+def _loop(conversation: Conversation, lines: LineInput, terminal: Terminal) -> None:
+    """Process lines until the input ends or Ctrl-C is pressed twice in a row."""
+    interrupted = False
     while True:
         try:
             line = lines.read()
         except KeyboardInterrupt:
-            if pressed or not lines.typed:
+            if interrupted or not lines.interactive:
                 raise
-            pressed = True
-            terminal.say("\nCtrl-C again, or Ctrl-D, leaves")
+            interrupted = True
+            terminal.log("\npress Ctrl-C again, or Ctrl-D, to exit")
             continue
-        pressed = False
+        interrupted = False
         if line is None:
-            if lines.typed:
-                terminal.say()
+            if lines.interactive:
+                terminal.log()
             return
         if line.split() == ["/quit"]:
             return
         try:
-            talk.take(line)
+            conversation.take(line)
         except DFlashError as error:
-            if not lines.typed:
+            if not lines.interactive:
                 raise
-            terminal.say(str(error))
+            terminal.log(str(error))

@@ -1,128 +1,144 @@
-"""`dflash-mlx convert`: flags to a `ConvertConfig`, progress to stderr, the outcome as a table."""
+"""`dflash-mlx convert`: flags to a `ConvertConfig`, progress on stderr, the outcome as a table."""
 
 import json
 import sys
+import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from dflash_mlx.commands.interrupt import INTERRUPTED
-from dflash_mlx.commands.terminal import Terminal
+from dflash_mlx.commands.options import JsonOption
+from dflash_mlx.commands.progress import LOG_INTERVAL_S, byte_bars
+from dflash_mlx.commands.terminal import INTERRUPTED, Terminal
 from dflash_mlx.errors import BadRequest
+from dflash_mlx.hub.download import spelled_bytes
 from dflash_mlx.system.blas import choose_blas
 
 if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from dflash_mlx.convert.options import ConvertConfig
+    from dflash_mlx.convert.progress import ConversionProgress
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertOptions:
+    """Options of `convert`."""
+
+    source: Annotated[
+        str, typer.Argument(help="Hugging Face id, nickname, folder or file to convert.")
+    ]
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Output folder.")] = None
+    draft: Annotated[
+        str | None,
+        typer.Option(help="Also convert this draft into the same folder; auto: the known draft."),
+    ] = None
+    revision: Annotated[str | None, typer.Option(help="Commit or branch of SOURCE on the hub.")] = (
+        None
+    )
+    draft_revision: Annotated[
+        str | None, typer.Option(help="Commit or branch of the draft on the hub.")
+    ] = None
+    bits: Annotated[
+        int | None, typer.Option(help="Bits per weight: 2, 3, 4, 5, 6 or 8.  [default: 4]")
+    ] = None
+    group_size: Annotated[
+        int | None, typer.Option(help="Weights per scale: 32, 64 or 128.  [default: 64]")
+    ] = None
+    mode: Annotated[
+        str | None,
+        typer.Option(help="Quantization mode: affine, mxfp4, mxfp8 or nvfp4.  [default: affine]"),
+    ] = None
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="Type of unquantized weights: bfloat16, float16 or float32.  [default: the "
+            "source's]"
+        ),
+    ] = None
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help="Bits by layer: uniform, head8, draft, auto:AVERAGE, or a TOML file.  [default: "
+            "uniform; draft for a draft without --bits]"
+        ),
+    ] = None
+    dequantize: Annotated[
+        bool,
+        typer.Option(
+            "--dequantize",
+            help="Dequantize the source; it stays so without --bits, --mode or --recipe.",
+        ),
+    ] = False
+    keep_undivided: Annotated[
+        bool,
+        typer.Option(
+            "--keep-undivided", help="Keep weights that the group size does not divide as they are."
+        ),
+    ] = False
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan and write nothing.")
+    ] = False
+    verify: Annotated[bool, typer.Option(help="Compare the result with the source.")] = True
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a model in the output folder.")
+    ] = False
+    as_json: JsonOption = False
+    upload: Annotated[
+        str | None,
+        typer.Option(help="Upload the result to this hub repository after a confirmation."),
+    ] = None
+
+
+def convert(options: ConvertOptions) -> None:
+    """Convert a target or a draft into a quantized MLX folder in bounded memory, and verify it."""
+    choose_blas("auto")  # before MLX is imported; verification multiplies matrices
     from dflash_mlx.convert.options import ConvertConfig
 
-_Out = Annotated[Path | None, typer.Option("--out", "-o", help="Output folder.")]
-_Draft = Annotated[
-    str | None,
-    typer.Option(help="A draft to convert too, into one pair folder; auto takes the known one."),
-]
-_Revision = Annotated[str | None, typer.Option(help="Commit or branch of SOURCE on the hub.")]
-_DraftRevision = Annotated[str | None, typer.Option(help="The same for --draft.")]
-_Bits = Annotated[int | None, typer.Option(help="2, 3, 4, 5, 6 or 8.  [default: 4]")]
-_Group = Annotated[int | None, typer.Option(help="32, 64 or 128.  [default: 64]")]
-_Mode = Annotated[
-    str | None, typer.Option(help="affine, mxfp4, mxfp8 or nvfp4.  [default: affine]")
-]
-_Dtype = Annotated[
-    str | None, typer.Option(help="bfloat16, float16 or float32.  [default: the source's]")
-]
-_Recipe = Annotated[
-    str | None,
-    typer.Option(
-        help="uniform, head8, draft, auto:AVERAGE, or a TOML file.  [default: uniform, for a "
-        "draft without --bits: draft]"
-    ),
-]
-_Dequantize = Annotated[
-    bool,
-    typer.Option(
-        "--dequantize",
-        help="Undo the source's quantization; without --bits, --mode or --recipe that is all.",
-    ),
-]
-_KeepUndivided = Annotated[
-    bool,
-    typer.Option("--keep-undivided", help="Leave weights unquantized that groups do not divide."),
-]
-_DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; write nothing.")]
-_Verify = Annotated[bool, typer.Option(help="Compare the result with the source.")]
-_Force = Annotated[
-    bool, typer.Option("--force", help="Replace a model that is in the output folder.")
-]
-_Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
-_Upload = Annotated[str | None, typer.Option(help="Then upload to this hub repository; asks.")]
-
-
-def convert(
-    source: Annotated[str, typer.Argument(help="A hub id, a nickname, a folder, or a file.")],
-    out: _Out = None,
-    draft: _Draft = None,
-    revision: _Revision = None,
-    draft_revision: _DraftRevision = None,
-    bits: _Bits = None,
-    group_size: _Group = None,
-    mode: _Mode = None,
-    dtype: _Dtype = None,
-    recipe: _Recipe = None,
-    dequantize: _Dequantize = False,
-    keep_undivided: _KeepUndivided = False,
-    dry_run: _DryRun = False,
-    verify: _Verify = True,
-    force: _Force = False,
-    as_json: _Json = False,
-    upload: _Upload = None,
-) -> None:
-    """Convert a target or a draft into a quantized MLX folder, in bounded memory, checked."""
-    choose_blas("auto")  # before MLX is imported; checking multiplies matrices
-    from dflash_mlx.convert.options import ConvertConfig
-
-    if upload is not None and dry_run:
-        raise BadRequest("--dry-run writes nothing that --upload could take; leave one of them out")
-    if upload is not None:
+    if options.upload is not None and options.dry_run:
+        raise BadRequest("--dry-run writes nothing that --upload could send; omit one of them")
+    if options.upload is not None:
         from dflash_mlx.convert.upload import check_repository
 
-        check_repository(upload)
+        check_repository(options.upload)
     config = ConvertConfig(
-        source=source,
-        out=out,
-        draft=draft,
-        revision=revision,
-        draft_revision=draft_revision,
-        bits=bits,
-        group_size=group_size,
-        mode=mode,
-        dtype=dtype,
-        recipe=recipe,
-        dequantize=dequantize,
-        keep_undivided=keep_undivided,
-        verify=verify,
-        force=force,
+        source=options.source,
+        out=options.out,
+        draft=options.draft,
+        revision=options.revision,
+        draft_revision=options.draft_revision,
+        bits=options.bits,
+        group_size=options.group_size,
+        mode=options.mode,
+        dtype=options.dtype,
+        recipe=options.recipe,
+        dequantize=options.dequantize,
+        keep_undivided=options.keep_undivided,
+        verify=options.verify,
+        force=options.force,
     )
-    if dry_run:
-        _plan(config, as_json)
+    if options.dry_run:
+        _plan(config, options.as_json)
     else:
-        _run(config, as_json, upload)
+        _run(config, options.as_json, options.upload)
 
 
 def _plan(config: "ConvertConfig", as_json: bool) -> None:
-    from dflash_mlx.commands.conversion_view import Bar, show_plan
     from dflash_mlx.convert.outcome import plan_table
     from dflash_mlx.convert.run import plan_conversion
 
     terminal = Terminal()
-    with Bar(terminal) as bar:
-        table = plan_table(config, plan_conversion(config, bar.watch))
-    show_plan(terminal, table)
+    with ConversionBars(terminal) as bars:
+        table = plan_table(config, plan_conversion(config, bars.show))
+    _print_plan(terminal, table)
     if as_json:
         typer.echo(json.dumps(table))
 
 
 def _run(config: "ConvertConfig", as_json: bool, upload: str | None) -> None:
-    from dflash_mlx.commands.conversion_view import Bar, show_outcome, show_plan
     from dflash_mlx.convert.outcome import plan_table
     from dflash_mlx.convert.run import convert, plan_conversion
     from dflash_mlx.pairs.converted import remember
@@ -130,20 +146,20 @@ def _run(config: "ConvertConfig", as_json: bool, upload: str | None) -> None:
 
     terminal = Terminal()
     try:
-        with Bar(terminal) as bar:
-            jobs = plan_conversion(config, bar.watch)
-        show_plan(terminal, plan_table(config, jobs))
-        with Bar(terminal) as bar:
-            outcome = convert(config, bar.watch, jobs)
+        with ConversionBars(terminal) as bars:
+            jobs = plan_conversion(config, bars.show)
+        _print_plan(terminal, plan_table(config, jobs))
+        with ConversionBars(terminal) as bars:
+            outcome = convert(config, bars.show, jobs)
     except KeyboardInterrupt:
-        terminal.say("stopped; the same command goes on where it stopped")
+        terminal.log("stopped; the same command continues where it stopped")
         raise typer.Exit(INTERRUPTED) from None
     try:
         remember(outcome.out, settings_folder())
     except OSError as error:
-        terminal.say(f"{outcome.out} will not be listed by dflash-mlx models ({error.strerror})")
+        terminal.log(f"dflash-mlx models will not list {outcome.out} ({error.strerror})")
     table: dict[str, Any] = outcome.table()
-    show_outcome(terminal, table)
+    _print_outcome(terminal, table)
     if upload is not None:
         table["uploaded"] = _upload(terminal, outcome.out, upload)
     if as_json:
@@ -155,9 +171,110 @@ def _upload(terminal: Terminal, folder: Path, repository: str) -> str | None:
 
     def ask(question: str) -> bool:
         typer.echo(f"{question} [y/N] ", err=True, nl=False)
-        # nobody there to answer is a no
-        return sys.stdin.readline().strip().lower() in ("y", "yes")
+        return sys.stdin.readline().strip().lower() in ("y", "yes")  # end of input means no
 
     page = upload_folder(folder, repository, ask)
-    terminal.say(f"uploaded: {page}" if page else "not uploaded", bold=True)
+    terminal.log(f"uploaded: {page}" if page else "not uploaded", bold=True)
     return page
+
+
+_PHASES = {
+    "calibrate": "calibrating",
+    "write": "writing",
+    "check": "checking",
+    "files": "writing side files",
+    "publish": "finishing",
+}
+
+
+class ConversionBars:
+    """Shows the converter's reports: a bar per phase on a screen, a line per 10 s elsewhere."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+        self._bars: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._logged_at = time.monotonic()
+
+    def __enter__(self) -> Self:
+        """Start the bars on a screen."""
+        if self._terminal.stderr_is_tty:
+            self._bars = byte_bars()
+            self._bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Remove the bars."""
+        if self._bars:
+            self._bars.stop()
+
+    def show(self, report: "ConversionProgress") -> None:
+        """Show one report."""
+        if report.phase == "plan":
+            self._terminal.log(report.detail, dim=True)
+        elif report.phase != "shard":
+            text = f"{_PHASES[report.phase]} {report.detail}".rstrip()
+            self._draw(text, report.done, report.total)
+
+    def _draw(self, text: str, done: int, total: int) -> None:
+        if self._bars:
+            if text not in self._tasks:
+                self._tasks[text] = self._bars.add_task(text, total=total)
+            self._bars.update(self._tasks[text], completed=done)
+        elif time.monotonic() - self._logged_at > LOG_INTERVAL_S:
+            self._logged_at = time.monotonic()
+            self._terminal.log(f"{text}: {100 * done // max(1, total)}%")
+
+
+def _print_plan(terminal: Terminal, plan: dict[str, Any]) -> None:
+    """Print the recipe, sizes, memory, disk and destination of a conversion."""
+    for model in plan["models"]:
+        terminal.log(f"{model['source']}: {model['described']}", bold=True)
+        roles = ", ".join(f"{role} {bits:g}" for role, bits in model["bits_by_role"].items())
+        terminal.log(f"  recipe   {model['recipe'] or 'none: weights are not quantized'}")
+        terminal.log(f"  bits     {model['bits_per_weight']:.2f} per weight ({roles})")
+        before, after = spelled_bytes(model["source_bytes"]), spelled_bytes(model["output_bytes"])
+        terminal.log(f"  size     {before} to {after} in {len(model['shards'])} file(s)")
+        if model["left_plain"]:
+            terminal.log(f"  left unquantized: {', '.join(model['left_plain'])}")
+    terminal.log(f"  memory   about {spelled_bytes(plan['peak_bytes'])}")
+    needed, free = spelled_bytes(plan["disk_bytes"]), spelled_bytes(plan["free_bytes"])
+    terminal.log(f"  disk     {needed} of {free} free")
+    terminal.log(f"  into     {plan['out']}")
+
+
+def _print_outcome(terminal: Terminal, outcome: dict[str, Any]) -> None:
+    """Print the checks of each converted model and the output folder."""
+    for model in outcome["models"]:
+        if check := model.get("check"):
+            _print_check(terminal, model["source"], check)
+    terminal.log(f"done: {outcome['out']}", bold=True)
+
+
+def _print_check(terminal: Terminal, name: str, check: dict[str, Any]) -> None:
+    rounded = [error for error in check["worst"] if error["relative"]]
+    terminal.log(f"{name}: {check['n_exact']} of {check['n_tensors']} tensors exact")
+    if rounded:
+        width = max(len(error["name"]) for error in rounded)
+        terminal.log(f"  {'largest errors':{width}}  error (rms)  largest")
+        for error in rounded:
+            figures = f"{error['relative']:11.4f}  {error['largest']:7.4f}"
+            terminal.log(f"  {error['name']:{width}}  {figures}")
+    for what in ("divergence", "acceptance"):
+        found, skipped = check[what], check[f"{what}_skipped"]
+        if found:
+            facts = ", ".join(f"{key.replace('_', ' ')} {_short(found[key])}" for key in found)
+            terminal.log(f"  {what}: {facts}")
+        elif skipped:
+            terminal.log(f"  {what}: not measured, {skipped}")
+    peak = spelled_bytes(check["peak_bytes"])
+    terminal.log(f"  checking took {check['seconds']:.1f} s; peak memory so far {peak}")
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)

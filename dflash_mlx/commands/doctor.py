@@ -1,4 +1,4 @@
-"""`dflash-mlx doctor`: is this machine ready, what would be loaded, and does it fit?"""
+"""`dflash-mlx doctor`: checks the machine, the installation and one pair, and prints findings."""
 
 import json
 from collections.abc import Iterator
@@ -8,44 +8,56 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dflash_mlx import __version__
-from dflash_mlx.commands.kernel_view import check_kernels
-from dflash_mlx.commands.options import blas_choice
+from dflash_mlx.commands.options import (
+    DEFAULT_MODEL,
+    BlasOption,
+    DraftOption,
+    JsonOption,
+    ModelOption,
+    blas_choice,
+)
 from dflash_mlx.errors import BadRequest, DFlashError
 from dflash_mlx.system.blas import choose_blas
 
 if TYPE_CHECKING:
     from dflash_mlx.doctor.checkup import Finding
+    from dflash_mlx.engine.load import PairFiles
+    from dflash_mlx.engine.loaded import LoadedPair
+    from dflash_mlx.kernels.autotuner import TuningResult
+    from dflash_mlx.kernels.pair_kernels import PairKernels
     from dflash_mlx.pairs.pairing import Choice
     from dflash_mlx.system.machine import Machine
 
 _MARKS = {"ok": "ok", "advice": "--", "must": "!!"}
 
 
-def doctor(
-    model: Annotated[
-        str, typer.Option("--model", "-m", help="The pair to look at, named as for chat.")
-    ] = "smollm2-135m",
-    draft: Annotated[str, typer.Option(help="auto, none, or a name.")] = "auto",
-    context: Annotated[int, typer.Option(help="Tokens of context to make room for.")] = 4096,
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions:
+    """Options of `doctor`."""
+
+    model: ModelOption = DEFAULT_MODEL
+    draft: DraftOption = "auto"
+    context: Annotated[int, typer.Option(help="Context length that must fit, in tokens.")] = 4096
     kernels: Annotated[
-        bool, typer.Option("--kernels", help="Say which Metal kernels the pair uses, and why.")
-    ] = False,
+        bool, typer.Option("--kernels", help="List the Metal kernels of the pair and why.")
+    ] = False
     autotune: Annotated[
         bool,
-        typer.Option(
-            "--autotune", help="Load the pair and autotune its kernels now (Metal), up to 20 s."
-        ),
-    ] = False,
-    blas: Annotated[str, typer.Option(help="auto, bundled or openblas (Linux).")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
-) -> None:
-    """Check machine, installation and one pair. Downloads nothing; only --autotune reads weights.
+        typer.Option("--autotune", help="Load the pair and autotune its kernels now, up to 20 s."),
+    ] = False
+    blas: BlasOption = "auto"
+    as_json: JsonOption = False
 
-    The exit code is 1 where something must be done first (marked !!).
+
+def doctor(options: DoctorOptions) -> None:
+    """Check the machine, the installation and one pair.
+
+    Downloads nothing; only --autotune reads weights. The exit code is 1 if a finding must be
+    fixed first (marked !!).
     """
-    if context < 1:
-        raise BadRequest(f"--context is {context}; it needs a whole number > 0")
-    choose_blas(blas_choice(blas))
+    if options.context < 1:
+        raise BadRequest(f"--context is {options.context}; it needs a whole number > 0")
+    choose_blas(blas_choice(options.blas))
     from dflash_mlx.doctor.checkup import (
         Finding,
         check_cache,
@@ -60,43 +72,30 @@ def doctor(
     machine = this_machine()
     findings = [Finding("dflash-mlx", "ok", __version__), *check_packages()]
     findings += [*check_device(machine), check_memory(machine), check_cache()]
-    if autotune:
-        _refuse_autotune(machine)
-    looks = _Looks(context, kernels or autotune, autotune)
-    findings += _check_pair(choose(model, draft), looks, machine, facts)
-    fine = all(finding.level != "must" for finding in findings)
-    if as_json:
-        table = {"ok": fine, "machine": asdict(machine), "pair": facts or None}
+    if options.autotune and machine.device != "metal":
+        raise BadRequest("--autotune needs a Metal device and this machine has none; omit it")
+    findings += _check_pair(choose(options.model, options.draft), options, machine, facts)
+    passed = all(finding.level != "must" for finding in findings)
+    if options.as_json:
+        table = {"ok": passed, "machine": asdict(machine), "pair": facts or None}
         typer.echo(json.dumps({**table, "findings": [asdict(item) for item in findings]}))
     else:
-        for finding in findings:
-            typer.echo(f"{_MARKS[finding.level]}  {finding.subject:16} {finding.text}")
-            if finding.remedy:
-                typer.echo(f"{'':20} do: {finding.remedy}")
-    if not fine:
+        _print_findings(findings)
+    if not passed:
         raise typer.Exit(1)
 
 
-@dataclass(frozen=True)
-class _Looks:
-    """What to look at besides the files: a context of `n_rows`, the kernels, autotuning now."""
-
-    n_rows: int
-    kernels: bool
-    autotune: bool
-
-
-def _refuse_autotune(machine: "Machine") -> None:
-    if machine.device != "metal":
-        raise BadRequest(
-            "--autotune needs a Metal device, and this machine has none; leave the option out"
-        )
+def _print_findings(findings: "list[Finding]") -> None:
+    for finding in findings:
+        typer.echo(f"{_MARKS[finding.level]}  {finding.subject:16} {finding.text}")
+        if finding.remedy:
+            typer.echo(f"{'':20} do: {finding.remedy}")
 
 
 def _check_pair(
-    choice: "Choice", looks: _Looks, machine: "Machine", facts: dict[str, Any]
+    choice: "Choice", options: DoctorOptions, machine: "Machine", facts: dict[str, Any]
 ) -> Iterator["Finding"]:
-    """Look at a pair's files and, where they are here, at the pair; fill in `facts`."""
+    """Yield findings about a pair's files and, if they are here, its memory; fill in `facts`."""
     from dflash_mlx.doctor.checkup import Finding, check_files, check_fit, locate
     from dflash_mlx.doctor.combinations import check_combination
     from dflash_mlx.doctor.fit import longest, need, outline
@@ -118,21 +117,21 @@ def _check_pair(
     except DFlashError as error:
         yield Finding("pair", "must", " ".join(str(error).split()))
         return
-    request = resolve_request(loaded)
-    room = loaded.pair.target.shape.context_length
-    if looks.n_rows > room:
-        text = f"{looks.n_rows} tokens were asked for, and this model's context holds {room}"
-        yield Finding("context", "must", text, f"--context {room} or less")
-        looks = replace(looks, n_rows=room)
-    wanted = need(loaded.pair, looks.n_rows)
+    n_tokens, context_length = options.context, loaded.pair.target.shape.context_length
+    if n_tokens > context_length:
+        text = f"--context is {n_tokens} tokens; the model's context length is {context_length}"
+        yield Finding("context", "must", text, f"--context {context_length} or less")
+        n_tokens = context_length
+    wanted = need(loaded.pair, n_tokens)
     at_most = longest(loaded.pair, machine.usable_bytes) if machine.usable_bytes else None
+    request = resolve_request(loaded)
     facts |= {
         "target": loaded.model_name,
         "draft": loaded.draft_name,
         "block_size": request.block_size,
         "sampling": loaded.sampling.described(),
         "thinking": request.thinking,
-        "max_context": room,
+        "max_context": context_length,
         "context_that_fits": at_most,
         "need": {**asdict(wanted), "peak_bytes": wanted.peak_bytes},
     }
@@ -140,6 +139,61 @@ def _check_pair(
     yield Finding("settings", "ok", settings)
     yield check_fit(wanted, machine, at_most)
     yield from check_combination(loaded, machine.chip)
-    yield from check_auto(loaded, looks.n_rows, facts)
-    if looks.kernels:
-        yield from check_kernels(loaded, files, looks.autotune, facts)
+    yield from check_auto(loaded, n_tokens, facts)
+    if options.kernels or options.autotune:
+        yield from _check_kernels(loaded, files, options.autotune, facts)
+
+
+def _check_kernels(
+    loaded: "LoadedPair", files: "PairFiles", autotune: bool, facts: dict[str, Any]
+) -> Iterator["Finding"]:
+    """Yield a finding per kernel and shape: whether it is used and why; fill in `facts`.
+
+    With `autotune` the pair is loaded and kernels without a result are autotuned. Otherwise a
+    pair without weights is enough.
+    """
+    from dflash_mlx.doctor.checkup import Finding
+
+    kernels = _autotuned(files) if autotune else loaded.kernels
+    results = kernels.all_results() if kernels else []
+    facts["kernels"] = [_kernel_values(result) for result in results]
+    if not results:
+        yield Finding("kernels", "ok", "none: no Metal device or no draft; MLX's own kernels run")
+    for result in results:
+        use = _geometry(result) or "stock MLX"
+        yield Finding(result.kernel, "ok", f"{result.shape}: {use}; {result.reason}")
+
+
+def _autotuned(files: "PairFiles") -> "PairKernels | None":
+    """Load the pair, autotune its kernels and return them; None if it has none."""
+    from dflash_mlx.commands.terminal import Terminal
+    from dflash_mlx.config import CacheConfig
+    from dflash_mlx.engine.load import LoadHooks, assemble
+    from dflash_mlx.kernels.pair_kernels import install_kernels
+    from dflash_mlx.loading.compute import compute_here
+
+    terminal = Terminal()
+    hooks = LoadHooks(on_step=terminal.show_status)
+    kernels = install_kernels(assemble(files, compute_here(), CacheConfig(), hooks).pair, "auto")
+    if kernels is not None:
+        kernels.autotune(terminal.show_status)
+    terminal.clear_status()
+    return kernels
+
+
+def _kernel_values(result: "TuningResult[Any]") -> dict[str, Any]:
+    geometry = None if result.geometry is None else asdict(result.geometry)
+    return {
+        "kernel": result.kernel,
+        "shape": result.shape,
+        "geometry": geometry,
+        "reason": result.reason,
+    }
+
+
+def _geometry(result: "TuningResult[Any]") -> str:
+    """Return the chosen geometry as text, empty for MLX's own kernel."""
+    if result.geometry is None:
+        return ""
+    parts = asdict(result.geometry).items()
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in parts) or "used"

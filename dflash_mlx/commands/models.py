@@ -1,18 +1,26 @@
-"""`dflash-mlx models`: pairs that have a nickname, and what is on this machine."""
+"""`dflash-mlx models`: the known pairs, and the models on this machine."""
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import typer
+
+from dflash_mlx.commands.options import JsonOption
 
 if TYPE_CHECKING:
     from dflash_mlx.hub.inventory import Item, PairItem
 
 
-def models(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
-) -> None:
-    """List the pairs that have a nickname, and what is on this machine; asks no network."""
+@dataclass(frozen=True, kw_only=True)
+class ModelsOptions:
+    """Options of `models`."""
+
+    as_json: JsonOption = False
+
+
+def models(options: ModelsOptions) -> None:
+    """List the known pairs and the models on this machine; uses no network."""
     from dflash_mlx.hub.inventory import by_need, cached_here, converted_here, pairs_here
     from dflash_mlx.hub.pins import Pins
     from dflash_mlx.system.machine import this_machine
@@ -20,34 +28,34 @@ def models(
 
     pins = Pins(settings_folder())
     pairs, folders = by_need(pairs_here(pins)), converted_here(pins)
-    room = this_machine().usable_bytes
+    usable_bytes = this_machine().usable_bytes
     known = {name for pair in pairs for name in (pair.target.reference, pair.draft.reference)}
     known |= {name for pair in pairs for name in (*pair.card.targets, pair.card.fallback or "")}
     cached = cached_here(known)
-    if as_json:
+    if options.as_json:
         table = {
-            "pairs": [_pair(pair, room) for pair in pairs],
-            "converted": [_item(item) for item in folders],
-            "cached": [{**_item(item), "kind": kind} for item, kind in cached],
+            "pairs": [_pair_values(pair, usable_bytes) for pair in pairs],
+            "converted": [_item_values(item) for item in folders],
+            "cached": [{**_item_values(item), "kind": kind} for item, kind in cached],
         }
         typer.echo(json.dumps(table))
         return
     for pair in pairs:
-        _show(pair, room)
+        _print_pair(pair, usable_bytes)
     for item in folders:
         typer.echo(f"converted  {item.reference}  {_size(item)}")
     for item, kind in cached:
         typer.echo(f"cached {kind}  {item.reference}  {_size(item)}")
 
 
-def _show(pair: "PairItem", room: int | None) -> None:
+def _print_pair(pair: "PairItem", usable_bytes: int | None) -> None:
     card = pair.card
     thinking = {None: "", True: ", thinking on", False: ", thinking off"}[card.thinking]
-    names = f" ({', '.join(card.aliases)})" if card.aliases else ""
-    block = f"block size {card.block_size or 'own'}"
-    typer.echo(f"{card.nickname}{names}: {card.family}, {block}{thinking}")
+    aliases = f" ({', '.join(card.aliases)})" if card.aliases else ""
+    block = f"block size {card.block_size}" if card.block_size else "block size of the draft"
+    typer.echo(f"{card.nickname}{aliases}: {card.family}, {block}{thinking}")
     if pair.need_bytes is not None:
-        typer.echo(f"  needs   {_need(pair)}{_FITS[_fits(pair, room)]}")
+        typer.echo(f"  needs   {_need(pair)}{_FITS[_fits(pair, usable_bytes)]}")
     typer.echo(f"  target  {pair.target.reference}  {_size(pair.target, card.target_bytes)}")
     for build in pair.targets:
         typer.echo(f"     also  {build.reference}  {_size(build)}")
@@ -62,14 +70,14 @@ _FITS = {
 }
 
 
-def _fits(pair: "PairItem", room: int | None) -> str | None:
-    """Return whether a pair fits into `room` bytes: "yes", "4bit", "no", None if unknown."""
+def _fits(pair: "PairItem", usable_bytes: int | None) -> str | None:
+    """Return "yes", "4bit" (only with the target at 4 bits), "no", or None if unknown."""
     from dflash_mlx.system.memory import WORKING_SHARE
 
-    if room is None or pair.need_bytes is None:
+    if usable_bytes is None or pair.need_bytes is None:
         return None
     for need, verdict in ((pair.need_bytes, "yes"), (pair.need_4bit_bytes, "4bit")):
-        if need is not None and need * (1 + WORKING_SHARE) <= room:
+        if need is not None and need * (1 + WORKING_SHARE) <= usable_bytes:
             return verdict
     return "no"
 
@@ -87,11 +95,11 @@ def _size(item: "Item", announced: int | None = None) -> str:
     from dflash_mlx.hub.download import spelled_bytes
 
     if item.n_bytes is not None:
-        return f"here, {spelled_bytes(item.n_bytes)}"
-    return f"not here, about {spelled_bytes(announced)}" if announced else "not here"
+        return f"on this machine, {spelled_bytes(item.n_bytes)}"
+    return f"not downloaded, about {spelled_bytes(announced)}" if announced else "not downloaded"
 
 
-def _pair(pair: "PairItem", room: int | None) -> dict[str, Any]:
+def _pair_values(pair: "PairItem", usable_bytes: int | None) -> dict[str, Any]:
     card = pair.card
     return {
         "nickname": card.nickname,
@@ -100,16 +108,16 @@ def _pair(pair: "PairItem", room: int | None) -> dict[str, Any]:
         "block_size": card.block_size,
         "thinking": card.thinking,
         "licence": card.licence,
-        "target": {**_item(pair.target), "revision": card.target_revision},
-        "draft": {**_item(pair.draft), "revision": card.draft_revision},
+        "target": {**_item_values(pair.target), "revision": card.target_revision},
+        "draft": {**_item_values(pair.draft), "revision": card.draft_revision},
         "need_bytes": pair.need_bytes,
         "need_4bit_bytes": pair.need_4bit_bytes,
-        "fits": _fits(pair, room),
-        "builds_here": [_item(item) for item in pair.targets],
+        "fits": _fits(pair, usable_bytes),
+        "builds_here": [_item_values(item) for item in pair.targets],
         "note": card.note,
     }
 
 
-def _item(item: "Item") -> dict[str, Any]:
+def _item_values(item: "Item") -> dict[str, Any]:
     path = str(item.path) if item.path else None
     return {"reference": item.reference, "path": path, "bytes": item.n_bytes}

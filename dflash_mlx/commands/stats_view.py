@@ -1,4 +1,4 @@
-"""Statistics of answers in words and bars, for a person to read."""
+"""Statistics of answers as text and bars for a terminal."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def stats_line(result: "Result") -> str:
-    """Return one line about an answer."""
+    """Return one line with token counts, throughput and acceptance of an answer."""
     stats = result.stats
     new = result.prompt_tokens - result.cached_tokens
     parts = [
@@ -24,16 +24,17 @@ def stats_line(result: "Result") -> str:
         parts.append(f"{stats.tokens_per_round or 0:.2f} tok/round")
         parts.append(f"{stats.acceptance:.0%} accepted")
     if stats.disabled_at is not None:
-        parts.append(f"drafting stopped at token {stats.disabled_at}")
+        parts.append(f"speculation disabled at token {stats.disabled_at}")
     if result.finish_reason != "stop":
-        parts.append({"length": "length reached", "cancelled": "stopped"}[result.finish_reason])
+        reasons = {"length": "max tokens reached", "cancelled": "stopped"}
+        parts.append(reasons[result.finish_reason])
     if result.seed is not None:
         parts.append(f"seed {result.seed}")
     return " | ".join(parts)
 
 
 def stats_lines(results: Sequence["Result"], terminal: Terminal) -> Iterator[str]:
-    """Yield the lines of `/stats`: the last answer, its acceptance by position, the sums."""
+    """Yield the lines of `/stats`: the last answer, acceptance by position, and totals."""
     if not results:
         yield "no answers yet"
         return
@@ -41,30 +42,30 @@ def stats_lines(results: Sequence["Result"], terminal: Terminal) -> Iterator[str
     yield f"last answer: {stats_line(last)}"
     yield from _times(last)
     if last.stats.accepted_by_position:
-        yield "share of rounds that accepted draft token ..."
+        yield "share of rounds that accepted the draft token at position"
         for position, share in enumerate(last.stats.accepted_by_position, 1):
             yield f"  {position:2d} {terminal.bar(share)} {share:4.0%}"
     lengths: Counter[int] = Counter()
     for result in results:
         lengths.update(result.stats.accepted_lengths)
     if lengths:
-        yield "rounds that accepted ... draft tokens, since the pair was loaded"
+        yield "rounds by number of accepted draft tokens, since the pair was loaded"
         for length in range(max(lengths) + 1):
             share = lengths[length] / lengths.total()
             yield f"  {length:2d} {terminal.bar(share)} {lengths[length]}"
-    yield _sums(results)
+    yield _totals(results)
 
 
 def _times(result: "Result") -> Iterator[str]:
     stats = result.stats
     parts = [f"prefill {stats.prefill_s:.2f} s", f"decode {stats.decode_s:.2f} s"]
     if stats.draft_s is not None and stats.verify_s is not None:
-        parts.append(f"of it draft {stats.draft_s:.2f} s, verify {stats.verify_s:.2f} s")
+        parts[-1] += f" (draft {stats.draft_s:.2f} s, verify {stats.verify_s:.2f} s)"
     parts.append(f"peak memory {stats.peak_memory_bytes / 1e9:.2f} GB")
     yield "  " + ", ".join(parts)
 
 
-def _sums(results: Sequence["Result"]) -> str:
+def _totals(results: Sequence["Result"]) -> str:
     tokens = sum(result.generated_tokens for result in results)
     seconds = sum(result.stats.decode_s for result in results)
     drafted = sum(result.stats.drafted for result in results)

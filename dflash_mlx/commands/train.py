@@ -1,19 +1,19 @@
-"""`dflash-mlx train`: a draft for any target, made on this machine."""
+"""`dflash-mlx train`: trains a draft for a target on this machine."""
 
 import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dflash_mlx.commands.interrupt import INTERRUPTED, leave, on_interrupt
-from dflash_mlx.commands.options import blas_choice
-from dflash_mlx.commands.progress import Loading
-from dflash_mlx.commands.terminal import Terminal
-from dflash_mlx.commands.training_view import Working, show_plan, show_result
+from dflash_mlx.commands.options import BlasOption, JsonOption, ThinkingOption, blas_choice
+from dflash_mlx.commands.progress import LoadingProgress
+from dflash_mlx.commands.terminal import INTERRUPTED, Terminal, exit_now, on_interrupt
+from dflash_mlx.commands.training_view import TrainingProgressView, print_plan, print_result
 from dflash_mlx.errors import BadRequest
 from dflash_mlx.system.blas import choose_blas
 
@@ -23,115 +23,125 @@ if TYPE_CHECKING:
     from dflash_mlx.train.preparing import Prepared
     from dflash_mlx.train.run_folder import RunFolder
 
-_Out = Annotated[Path | None, typer.Option("--out", "-o", help="Output folder.")]
-_Init = Annotated[
-    str | None,
-    typer.Option(metavar="DRAFT", help="A draft to go on from; auto takes the known one."),
-]
-_Data = Annotated[
-    str,
-    typer.Option(
-        metavar="FILE|DATASET|self",
-        help="Prompts in a .jsonl, .json, .parquet or text file or a data set on the hub, which "
-        "the target answers; token ids, taken as they are; or self: the target asks too.",
-    ),
-]
-_Minutes = Annotated[
-    float | None, typer.Option(help="Time for everything, writing included.  [default: 60]")
-]
-_Steps = Annotated[int | None, typer.Option(help="Steps to take, whatever time that needs.")]
-_Samples = Annotated[
-    int | None, typer.Option(help="Samples to have.  [default: what the time allows]")
-]
-_Layers = Annotated[
-    int | None, typer.Option(help="Layers of the draft.  [default: 5, fewer for small targets]")
-]
-_Block = Annotated[
-    int | None, typer.Option(help="Rows of a block.  [default: 16, for small targets 8]")
-]
-_Vocabulary = Annotated[
-    int | None,
-    typer.Option("--draft-vocab", help="Give the draft the N commonest tokens and their head."),
-]
-_Second = Annotated[
-    bool, typer.Option("--dflash2", help="Train a DFlash 2 draft: convolutions and selector.")
-]
-_Thinking = Annotated[
-    bool | None,
-    typer.Option("--thinking/--no-thinking", help="Mode of all answers.  [default: the model's]"),
-]
-_Temperature = Annotated[float, typer.Option(help="Of the target's answers; 0 is greedy.")]
-_MaxRows = Annotated[int, typer.Option(help="Tokens of a sample, at most.")]
-_Rate = Annotated[float | None, typer.Option(help="Peak learning rate.  [default: 6e-4]")]
-_Weighting = Annotated[str, typer.Option(help="Of a block's rows in the loss: fixed, or d-pace.")]
-_Cache = Annotated[
-    float | None,
-    typer.Option(metavar="GB", help="Disk for the target's features.  [default: half of the free]"),
-]
-_Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")]
-_Force = Annotated[bool, typer.Option("--force", help="Give up a run or a model that is there.")]
-_DryRun = Annotated[bool, typer.Option("--dry-run", help="Measure and plan; keep nothing.")]
-_Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """Options of `train`."""
+
+    target: Annotated[
+        str, typer.Argument(help="Target: nickname, folder, .gguf file or Hugging Face id.")
+    ]
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Output folder.")] = None
+    init: Annotated[
+        str | None,
+        typer.Option(metavar="DRAFT", help="Draft to initialise from; auto: the known draft."),
+    ] = None
+    data: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE|DATASET|self",
+            help="Training data: prompts in a .jsonl, .json, .parquet or text file or a data set "
+            "on the hub, which the target answers; token ids, used unchanged; or self: the target "
+            "writes the prompts too.",
+        ),
+    ] = "self"
+    samples: Annotated[
+        int | None,
+        typer.Option(help="Number of training samples.  [default: as many as the time allows]"),
+    ] = None
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="Total time in minutes, data generation included.  [default: 60]"),
+    ] = None
+    steps: Annotated[
+        int | None, typer.Option(help="Training steps, regardless of the time they take.")
+    ] = None
+    layers: Annotated[
+        int | None, typer.Option(help="Layers of the draft.  [default: 5, fewer for small targets]")
+    ] = None
+    block_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Block size: tokens verified per round, including the anchor.  [default: 16, for "
+            "small targets 8]"
+        ),
+    ] = None
+    draft_vocab: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Restrict the draft to the N most frequent tokens, with its own head."
+        ),
+    ] = None
+    dflash2: Annotated[
+        bool,
+        typer.Option("--dflash2", help="Train a DFlash 2 draft, with convolutions and selector."),
+    ] = False
+    thinking: ThinkingOption = None
+    temperature: Annotated[
+        float, typer.Option(help="Sampling temperature of the target's answers; 0 is greedy.")
+    ] = 0.0
+    max_seq_length: Annotated[
+        int, typer.Option(help="Maximum length of a training sample, in tokens.")
+    ] = 1024
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Peak learning rate.  [default: 6e-4]")
+    ] = None
+    weighting: Annotated[
+        str, typer.Option(help="Per-position loss weighting: fixed, or d-pace.")
+    ] = "fixed"
+    cache: Annotated[
+        float | None,
+        typer.Option(
+            metavar="GB",
+            help="Disk space for the target's hidden states.  [default: half of the free space]",
+        ),
+    ] = None
+    seed: Annotated[int, typer.Option(help="Seed of data, initial weights and order.")] = 0
+    blas: BlasOption = "auto"
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a stopped run.")] = False
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing run or model.")] = (
+        False
+    )
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Measure this machine, print the plan, and stop.")
+    ] = False
+    as_json: JsonOption = False
 
 
-def train(
-    target: Annotated[str, typer.Argument(help="A nickname, a folder, a .gguf file or a hub id.")],
-    out: _Out = None,
-    init: _Init = None,
-    data: _Data = "self",
-    samples: _Samples = None,
-    minutes: _Minutes = None,
-    steps: _Steps = None,
-    layers: _Layers = None,
-    block: _Block = None,
-    draft_vocab: _Vocabulary = None,
-    dflash2: _Second = False,
-    thinking: _Thinking = None,
-    temperature: _Temperature = 0.0,
-    max_rows: _MaxRows = 1024,
-    learning_rate: _Rate = None,
-    weighting: _Weighting = "fixed",
-    cache: _Cache = None,
-    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
-    blas: Annotated[str, typer.Option(help="auto, bundled or openblas (Linux).")] = "auto",
-    resume: _Resume = False,
-    force: _Force = False,
-    dry_run: _DryRun = False,
-    as_json: _Json = False,
-) -> None:
-    """Train a DFlash draft for a target, with the target as its teacher.
+def train(options: TrainOptions) -> None:
+    """Train a DFlash draft for a target, with the target as the teacher.
 
-    Ctrl-C stops a run and loses nothing; --resume goes on with it.
+    Ctrl-C stops a run without losing work; --resume continues it.
     """
-    choose_blas(blas_choice(blas))
+    choose_blas(blas_choice(options.blas))
     from dflash_mlx.train.options import TrainConfig
     from dflash_mlx.train.shape import Wishes
 
-    if out is None:
-        raise BadRequest("train needs a folder for the draft; give one with -o")
+    if options.out is None:
+        raise BadRequest("train needs an output folder; set --out")
     config = TrainConfig(
-        target=target,
-        out=out,
-        init=init,
-        data=data,
-        samples=samples,
-        minutes=minutes,
-        steps=steps,
-        wishes=Wishes(layers, block, draft_vocab, dflash2),
-        thinking=thinking,
-        temperature=temperature,
-        max_rows=max_rows,
-        learning_rate=learning_rate,
-        weighting=weighting,
-        cache_gb=cache,
-        seed=seed,
+        target=options.target,
+        out=options.out,
+        init=options.init,
+        data=options.data,
+        samples=options.samples,
+        minutes=options.minutes,
+        steps=options.steps,
+        wishes=Wishes(options.layers, options.block_size, options.draft_vocab, options.dflash2),
+        thinking=options.thinking,
+        temperature=options.temperature,
+        max_rows=options.max_seq_length,
+        learning_rate=options.learning_rate,
+        weighting=options.weighting,
+        cache_gb=options.cache,
+        seed=options.seed,
     )
-    if dry_run and (resume or force):
-        raise BadRequest("--dry-run plans a new run and keeps nothing; leave out --resume, --force")
-    if dry_run:
-        _plan(config, as_json)
+    if options.dry_run and (options.resume or options.force):
+        raise BadRequest("--dry-run keeps nothing; omit --resume and --force")
+    if options.dry_run:
+        _plan(config, options.as_json)
     else:
-        _run(config, resume, force, as_json)
+        _run(config, options)
 
 
 def _plan(config: "TrainConfig", as_json: bool) -> None:
@@ -139,67 +149,67 @@ def _plan(config: "TrainConfig", as_json: bool) -> None:
 
     terminal = Terminal()
     prepared = _prepare(config, terminal)
-    with on_interrupt(lambda: leave(terminal)):
-        terminal.show("measuring this machine, two minutes at most")
-        place = config.run_folder.parent
-        plan = first_plan(prepared, None, place, time.monotonic)
-    show_plan(terminal, prepared, plan)
+    with _exit_on_interrupt(terminal):
+        terminal.show_status("measuring this machine, two minutes at most")
+        plan = first_plan(prepared, None, config.run_folder.parent, time.monotonic)
+    print_plan(terminal, prepared, plan)
     if as_json:
         typer.echo(json.dumps(plan.table()))
 
 
-def _run(asked: "TrainConfig", resume: bool, force: bool, as_json: bool) -> None:
+def _run(config: "TrainConfig", options: TrainOptions) -> None:
     from dflash_mlx.train.options import TrainConfig, resumed
     from dflash_mlx.train.outcome import check_out
     from dflash_mlx.train.run_folder import RunFolder
 
-    terminal, folder = Terminal(), RunFolder(asked.run_folder)
-    check_out(asked.out_folder, force)
-    if resume:
-        config = resumed(asked, TrainConfig.from_values(folder.facts()["config"]))
+    terminal, folder = Terminal(), RunFolder(config.run_folder)
+    check_out(config.out_folder, options.force)
+    if options.resume:
+        stored = resumed(config, TrainConfig.from_values(folder.facts()["config"]))
         with folder:
-            result = _work(_prepare(config, terminal), folder, terminal)
+            result = _train(_prepare(stored, terminal), folder, terminal)
     else:
-        folder.check(force)
-        prepared = _prepare(asked, terminal)  # may be refused, and then nothing was given up
-        with folder.begin(force):
-            folder.know(config=asked.as_values())
-            result = _work(prepared, folder, terminal)
-    if as_json:
+        folder.check(options.force)
+        # before the old run is removed: preparation can still refuse the request
+        prepared = _prepare(config, terminal)
+        with folder.begin(options.force):
+            folder.know(config=config.as_values())
+            result = _train(prepared, folder, terminal)
+    if options.as_json:
         typer.echo(json.dumps(result.table()))
     if not result.finished:
         raise typer.Exit(INTERRUPTED)
 
 
-def _work(prepared: "Prepared", folder: "RunFolder", terminal: Terminal) -> "Result":
-    """Plan what is not planned yet, and do it."""
+def _train(prepared: "Prepared", folder: "RunFolder", terminal: Terminal) -> "Result":
+    """Plan the run if it has no plan yet, train, and print the result."""
     from dflash_mlx.system.memory import wired
     from dflash_mlx.train.job import Job
     from dflash_mlx.train.planning import first_plan
 
-    with Working(terminal) as working, on_interrupt(working.stop), wired():
-        job = Job(prepared, folder, working.watcher, time.monotonic)
+    with TrainingProgressView(terminal) as view, on_interrupt(view.stop), wired():
+        job = Job(prepared, folder, view.watcher, time.monotonic)
         if "n_samples" not in folder.facts():
-            with _leaving(terminal):
-                terminal.show("measuring this machine, two minutes at most")
+            with _exit_on_interrupt(terminal):
+                terminal.show_status("measuring this machine, two minutes at most")
                 plan = first_plan(prepared, job.shards, folder.path, time.monotonic)
-            show_plan(terminal, prepared, plan)
+            print_plan(terminal, prepared, plan)
             job.adopt(plan)
         result = job.run()
-    show_result(terminal, result, prepared.config.target)
+    print_result(terminal, result, prepared.config.target)
     return result
 
 
 @contextmanager
-def _leaving(terminal: Terminal) -> Iterator[None]:
-    """Let Ctrl-C end the process while there is nothing yet to lose."""
-    with on_interrupt(lambda: leave(terminal)):
+def _exit_on_interrupt(terminal: Terminal) -> Iterator[None]:
+    """End the process on Ctrl-C while there is no work to save."""
+    with on_interrupt(lambda: exit_now(terminal)):
         yield
 
 
 def _prepare(config: "TrainConfig", terminal: Terminal) -> "Prepared":
-    with Loading(terminal) as loading, _leaving(terminal):
-        terminal.show("starting MLX")
+    with LoadingProgress(terminal) as loading, _exit_on_interrupt(terminal):
+        terminal.show_status("starting MLX")
         from dflash_mlx.system.machine import this_machine
         from dflash_mlx.train.preparing import prepare
 

@@ -99,7 +99,8 @@ def fitting(
     least = needs(candidate)
     raise OutOfMemoryBudget(
         f"training needs {_gb(least.total)} at least, {_gb(least.target)} of it for the target, "
-        f"and {_gb(room)} can be had; take a target in fewer bits, fewer --layers, or --max-rows"
+        f"and {_gb(room)} can be had; take a target in fewer bits, fewer --layers, or a smaller "
+        "--max-seq-length"
     )
 
 

@@ -58,7 +58,7 @@ class TrainConfig:
         if self.samples == 1:
             raise BadRequest("--samples is 1; it needs 2 or more, one of them to measure with")
         if self.max_rows < 16:
-            raise BadRequest(f"--max-rows is {self.max_rows}; it needs 16 or more")
+            raise BadRequest(f"--max-seq-length is {self.max_rows}; it needs 16 or more")
         if self.weighting not in get_args(Weighting):
             raise BadRequest(
                 f"--weighting is {self.weighting!r}; it needs {' or '.join(get_args(Weighting))}"
@@ -69,8 +69,8 @@ class TrainConfig:
             raise BadRequest(f"--cache is {self.cache_gb}; it needs gigabytes, 0 for none")
         if self.init and replace(self.wishes, vocabulary=None) != Wishes():
             raise BadRequest(
-                "--init gives the draft its shape; leave out --layers, --block and --dflash2, or "
-                "--init"
+                "--init gives the draft its shape; leave out --layers, --block-size and --dflash2, "
+                "or --init"
             )
         self.answers  # noqa: B018  checks the temperature
 

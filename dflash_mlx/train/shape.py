@@ -44,7 +44,9 @@ class Wishes:
         if self.layers is not None and not 1 <= self.layers <= 32:
             raise BadRequest(f"--layers is {self.layers}; it needs 1 to 32")
         if self.block is not None and not 2 <= self.block <= 64:
-            raise BadRequest(f"--block is {self.block}; it needs 2 to 64 rows, anchor included")
+            raise BadRequest(
+                f"--block-size is {self.block}; it needs 2 to 64 tokens, the anchor included"
+            )
         if self.vocabulary is not None and self.vocabulary < 2:
             raise BadRequest(f"--draft-vocab is {self.vocabulary}; it needs 2 or more")
         if self.vocabulary and self.second:

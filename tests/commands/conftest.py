@@ -1,4 +1,4 @@
-"""Fixtures for the command line: a quick pair in place of a loaded one, and no user's files."""
+"""Fixtures for the command line: a tiny pair instead of a loaded one, and an empty home."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.commands import tiny_pair
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """An empty home: no settings, no hub cache, no history."""
+    """An empty home folder: no settings, hub cache or history."""
     for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "HOME"):
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -17,10 +17,10 @@ def home(tmp_path, monkeypatch):
 
 
 class SharedEngine(Engine):
-    """An engine that many tests open and close, made once."""
+    """An engine that all tests share; `close` keeps it open."""
 
     def close(self):
-        """Stay open for the next test."""
+        """Keep the engine open for the next test."""
 
 
 @pytest.fixture(scope="session")
@@ -33,14 +33,14 @@ def shared_engine():
 
 @pytest.fixture
 def loads(home, monkeypatch, shared_engine):
-    """Make commands load the tiny pair; the list of (model, draft) that they asked for."""
-    asked = []
+    """Make commands load the tiny pair; the value lists the (model, draft) names they load."""
+    requested = []
 
     def load(model, draft="auto", cache=None, hooks: LoadHooks | None = None, kernels="auto"):
-        asked.append((model, draft))
+        requested.append((model, draft))
         if (model, draft) == ("smollm2-135m", "auto"):
             return shared_engine
         return tiny_pair.load(model, draft, cache, hooks)
 
     monkeypatch.setattr("dflash_mlx.engine.load.load", load)
-    return asked
+    return requested

@@ -1,4 +1,4 @@
-"""Answers made up for tests that are about showing them."""
+"""A constructed result and statistics for tests of their output."""
 
 from dflash_mlx.engine.stats import Stats
 from dflash_mlx.engine.stream import Result

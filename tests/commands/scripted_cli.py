@@ -1,8 +1,7 @@
-"""The command line over an engine that plays a script, for tests that need a terminal.
+"""The command line with a scripted engine, for tests in a pseudo-terminal.
 
-It answers with numbers, one a round. Real are the thread that works, the streams that bring the
-answer and everything about the command line; not having to import mlx-lm keeps a test short.
-The model's name says what takes a minute: `slow-load`, `slow-read`, `slow-write`.
+The engine answers with numbers, one per round. Worker thread, streams and command line are the
+real ones. The model names `slow-load`, `slow-read` and `slow-write` make that phase take a minute.
 """
 
 import sys
@@ -23,7 +22,7 @@ MINUTE = 60
 
 @dataclass
 class Engine:
-    """Plays the part of `dflash_mlx.Engine` and of its sessions."""
+    """Replaces `dflash_mlx.Engine` and its sessions."""
 
     model: str
     worker: Worker
@@ -87,7 +86,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class LoadHooks:
-    """What a caller of `load` is told."""
+    """Replaces `dflash_mlx.LoadHooks`."""
 
     on_step: object
     on_progress: object

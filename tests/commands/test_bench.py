@@ -1,4 +1,4 @@
-"""`bench` and `simulate` on the command line: refusals, reports for people and for machines."""
+"""`bench` and `simulate`: refusals, printed reports and JSON."""
 
 import json
 
@@ -11,7 +11,7 @@ QUICK = ["--max-tokens", "6", "--repeats", "1", "--kind", "chat", "--prompts", "
 
 
 @pytest.mark.parametrize(
-    ("arguments", "word"),
+    ("arguments", "text"),
     [
         (["--max-tokens", "0"], "--max-tokens"),
         (["--repeats", "0"], "repeats"),
@@ -30,16 +30,16 @@ QUICK = ["--max-tokens", "6", "--repeats", "1", "--kind", "chat", "--prompts", "
         (["--json", "--compare", "nothing.json"], "--compare"),
     ],
 )
-def test_impossible_requests_are_refused_before_anything_is_loaded(loads, capsys, arguments, word):
-    """Ten minutes of loading, and then a traceback."""
+def test_impossible_requests_are_refused_before_anything_is_loaded(loads, capsys, arguments, text):
+    """Invalid options were found after ten minutes of loading, by a traceback."""
     assert main(["bench", *arguments]) == 2
     printed = capsys.readouterr()
-    assert word in printed.err and printed.err.count("\n") == 1
+    assert text in printed.err and printed.err.count("\n") == 1
     assert printed.out == "" and loads == []
 
 
 def test_bench_prints_a_report_with_a_verdict(loads, capsys):
-    """A table without a verdict leaves the question where it was."""
+    """A table without a recommendation does not answer whether to use DFlash."""
     assert main(["bench", *QUICK]) == 0
     printed = capsys.readouterr().out
     assert "equal to plain decoding's for 1 of 1" in printed
@@ -47,7 +47,7 @@ def test_bench_prints_a_report_with_a_verdict(loads, capsys):
 
 
 def test_bench_writes_json_page_and_comparison(loads, capsys, tmp_path):
-    """What cannot be kept cannot be compared."""
+    """Results of two runs must be comparable."""
     page = tmp_path / "page.html"
     assert main(["bench", *QUICK, "--block-sizes", "2", "--json", "--html", str(page)]) == 0
     values = json.loads(capsys.readouterr().out)
@@ -70,7 +70,7 @@ def test_bench_writes_json_page_and_comparison(loads, capsys, tmp_path):
     ],
 )
 def test_bench_refuses_a_comparison_with_something_else(loads, capsys, tmp_path, text):
-    """A settings file given by mistake is a user's error, told before an hour of measuring."""
+    """A wrong file for --compare must be refused before an hour of measuring."""
     other = tmp_path / "other.json"
     other.write_text(text)
     assert main(["bench", *QUICK, "--compare", str(other)]) == 2
@@ -78,13 +78,11 @@ def test_bench_refuses_a_comparison_with_something_else(loads, capsys, tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said"),
+    ("error", "code", "text"),
     [(KeyboardInterrupt(), 130, "interrupted"), (RuntimeError("no memory"), 1, "(no memory)")],
 )
-def test_a_part_of_a_run_is_printed_and_does_not_pass_for_one(
-    loads, capsys, monkeypatch, error, code, said
-):
-    """A script published what Ctrl-C had left of a benchmark."""
+def test_an_incomplete_run_is_printed_and_marked(loads, capsys, monkeypatch, error, code, text):
+    """A script took the output of an interrupted run for a complete one."""
     answers, seen = DFlashArm.answer, []
 
     def answer(arm, *given):
@@ -96,18 +94,18 @@ def test_a_part_of_a_run_is_printed_and_does_not_pass_for_one(
     monkeypatch.setattr(DFlashArm, "answer", answer)
     assert main(["bench", *QUICK, "--repeats", "9"]) == code
     printed = capsys.readouterr()
-    assert f"{said}: the run is incomplete" in printed.out and "verdict:" in printed.out
+    assert f"{text}: the run is incomplete" in printed.out and "verdict:" in printed.out
 
 
-def test_bench_prints_its_figures_though_the_page_cannot_be_written(loads, capsys):
-    """A full disk took an hour's figures with it."""
+def test_bench_prints_its_figures_if_the_page_cannot_be_written(loads, capsys):
+    """A full disk lost the figures of an hour."""
     assert main(["bench", *QUICK, "--html", "/dev/full"]) == 1
     printed = capsys.readouterr()
     assert "verdict:" in printed.out and "/dev/full cannot be written" in printed.err
 
 
-def test_simulate_tells_whether_the_goals_are_reached(capsys):
-    """A table that nobody judges is decoration."""
+def test_simulate_prints_whether_the_goals_are_reached(capsys):
+    """The output must state whether the goals are met, not only list figures."""
     assert main(["simulate", "--scenario", "m4-pro-8bit-mixed"]) == 0
     assert "goal 0.97, missed by 0" in capsys.readouterr().out
     assert main(["simulate", "--scenario", "nothing"]) == 2

@@ -1,4 +1,4 @@
-"""`dflash-mlx convert` from arguments to exit code."""
+"""`dflash-mlx convert`: arguments, output and exit codes."""
 
 import json
 
@@ -16,19 +16,19 @@ def source(tmp_path, monkeypatch):
 
 
 def test_json_is_the_only_thing_on_stdout(source, tmp_path, capsys):
-    """A script reads stdout; one stray line breaks it."""
+    """A stray line on stdout breaks scripts that parse it."""
     code = main(["convert", str(source), "-o", str(tmp_path / "out"), "--bits", "8", "--json"])
-    shown = capsys.readouterr()
+    captured = capsys.readouterr()
     assert code == 0
-    table = json.loads(shown.out)
+    table = json.loads(captured.out)
     assert table["out"] == str(tmp_path / "out")
     assert table["models"][0]["check"]["n_tensors"] == 25
-    assert "recipe   uniform" in shown.err
-    assert "done: " in shown.err
+    assert "recipe   uniform" in captured.err
+    assert "done: " in captured.err
 
 
-def test_a_dry_run_says_the_size_to_the_byte_and_writes_nothing(source, tmp_path, capsys):
-    """An estimate that is off by a tenth fills a disk."""
+def test_a_dry_run_prints_the_exact_size_and_writes_nothing(source, tmp_path, capsys):
+    """An estimate that is 10% too low fills a disk."""
     arguments = ["convert", str(source), "-o", str(tmp_path / "out"), "--json"]
     assert main([*arguments, "--dry-run"]) == 0
     plan = json.loads(capsys.readouterr().out)
@@ -51,27 +51,27 @@ def test_a_dry_run_says_the_size_to_the_byte_and_writes_nothing(source, tmp_path
     ],
 )
 def test_a_bad_option_is_one_line_and_exit_code_two(source, tmp_path, capsys, arguments, words):
-    """Nothing on stdout, nothing written."""
+    """A bad option must write nothing to stdout or the disk."""
     code = main(["convert", str(source), "-o", str(tmp_path / "out"), *arguments])
-    shown = capsys.readouterr()
-    assert (code, shown.out) == (2, "")
-    assert words in shown.err.splitlines()[-1]
+    captured = capsys.readouterr()
+    assert (code, captured.out) == (2, "")
+    assert words in captured.err.splitlines()[-1]
     assert not (tmp_path / "out").exists()
 
 
-def test_an_interrupt_says_how_to_go_on(source, tmp_path, capsys, monkeypatch):
-    """After Ctrl-C one question remains: was it all for nothing?"""
+def test_an_interrupt_prints_how_to_continue(source, tmp_path, capsys, monkeypatch):
+    """After Ctrl-C a user must learn that no work was lost."""
 
     def interrupted(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("dflash_mlx.convert.run.write_weights", interrupted)
     assert main(["convert", str(source), "-o", str(tmp_path / "out")]) == 130
-    assert "goes on where it stopped" in capsys.readouterr().err
+    assert "continues where it stopped" in capsys.readouterr().err
 
 
-def test_a_converted_folder_is_remembered_until_it_is_gone(source, tmp_path):
-    """`dflash-mlx models` lists what is on this machine."""
+def test_a_converted_folder_is_listed_until_it_is_removed(source, tmp_path):
+    """`dflash-mlx models` must list converted folders that exist."""
     out = tmp_path / "out"
     main(["convert", str(source), "-o", str(out), "--no-verify"])
     settings = tmp_path / "settings/dflash-mlx"
@@ -82,24 +82,24 @@ def test_a_converted_folder_is_remembered_until_it_is_gone(source, tmp_path):
     assert converted(settings) == ()
 
 
-def test_a_conversion_does_not_fail_for_the_list_it_is_kept_in(source, tmp_path, capsys):
-    """Hours of work ended in a traceback because a folder of settings was somebody else's."""
+def test_an_unwritable_list_does_not_fail_a_conversion(source, tmp_path, capsys):
+    """A settings folder of another user ended a conversion in a traceback."""
     (tmp_path / "settings").mkdir(exist_ok=True)
-    (tmp_path / "settings/dflash-mlx").write_text("no folder")
+    (tmp_path / "settings/dflash-mlx").write_text("a file")
     out = tmp_path / "out"
     assert main(["convert", str(source), "-o", str(out), "--no-verify"]) == 0
-    assert "will not be listed" in capsys.readouterr().err
+    assert "will not list" in capsys.readouterr().err
     assert (out / "model.safetensors").exists()
 
 
 def test_a_dry_run_has_nothing_to_upload(source, capsys):
-    """Taken and ignored, it looks as if the upload had been planned."""
+    """--upload was ignored in a dry run."""
     assert main(["convert", str(source), "--dry-run", "--upload", "me/model"]) == 2
     assert "--upload" in capsys.readouterr().err
 
 
 def test_the_default_folder_is_named_for_what_it_holds(source, tmp_path, monkeypatch, capsys):
-    """`mlx_model` for everything means that the second one cannot be told from the first."""
+    """A fixed default name gave every conversion the same folder."""
     monkeypatch.chdir(tmp_path)
     assert main(["convert", str(source), "--no-verify"]) == 0
     assert (tmp_path / "source-draft-4bit/model.safetensors").exists()

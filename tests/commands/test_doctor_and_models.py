@@ -1,4 +1,4 @@
-"""`doctor` and `models`: facts for people, or the same as JSON."""
+"""`doctor` and `models`: printed findings and JSON."""
 
 import json
 from dataclasses import replace
@@ -27,14 +27,14 @@ def embedded():
 
 
 def test_models_lists_every_pair(home, capsys):
-    """A nickname that is not listed does not exist for a user."""
+    """Users learn nicknames only from this list."""
     out = run(capsys, "models")
     for card in registry.cards():
         assert card.nickname in out and card.target in out and card.draft in out
 
 
 def test_models_as_json(home, capsys):
-    """Tools choose a model by size and by what is here."""
+    """Tools choose a model by size and by what is downloaded."""
     found = json.loads(run(capsys, "models", "--json"))
     assert {pair["nickname"] for pair in found["pairs"]} == {
         card.nickname for card in registry.cards()
@@ -46,8 +46,8 @@ def test_models_as_json(home, capsys):
 @pytest.mark.parametrize(
     ("gigabytes", "small", "large"), [(9, "4bit", "no"), (400, "yes", "yes"), (None, None, None)]
 )
-def test_models_stand_by_the_memory_they_need(home, capsys, monkeypatch, gigabytes, small, large):
-    """Of twenty pairs a user can run four, and has to find out which."""
+def test_models_are_sorted_by_memory(home, capsys, monkeypatch, gigabytes, small, large):
+    """A user must see which of the pairs fit this machine."""
     machine = replace(this_machine(), usable_bytes=gigabytes and gigabytes * 10**9)
     monkeypatch.setattr("dflash_mlx.system.machine.this_machine", lambda: machine)
     pairs = json.loads(run(capsys, "models", "--json"))["pairs"]
@@ -59,19 +59,19 @@ def test_models_stand_by_the_memory_they_need(home, capsys, monkeypatch, gigabyt
 
 
 def test_doctor_downloads_nothing(home, capsys, monkeypatch):
-    """It is run before deciding on a download."""
+    """Doctor is used to decide on a download, so it must not start one."""
 
     def refuse(*arguments, **options):
-        raise AssertionError("asked the network")
+        raise AssertionError("network access")
 
     monkeypatch.setattr("socket.socket.connect", refuse)
     out = run(capsys, "doctor", "-m", "qwen3-4b")
-    assert "using it downloads it" in out
+    assert "loading it downloads it" in out
 
 
 @pytest.mark.embedded
-def test_doctor_says_what_would_be_loaded_and_whether_it_fits(home, capsys):
-    """The first question on every forum: will it run here?"""
+def test_doctor_reports_settings_and_memory(home, capsys):
+    """Doctor must answer whether a pair runs on this machine."""
     if not embedded():
         pytest.skip("the embedded pair is not installed")
     found = json.loads(run(capsys, "doctor", "--json", "--context", "1000"))
@@ -86,7 +86,7 @@ def test_doctor_says_what_would_be_loaded_and_whether_it_fits(home, capsys):
 
 @pytest.mark.embedded
 def test_doctor_refuses_a_context_that_does_not_fit(home, capsys, monkeypatch):
-    """The exit code is what a script sees."""
+    """Scripts see only the exit code."""
     if not embedded():
         pytest.skip("the embedded pair is not installed")
     monkeypatch.setattr("dflash_mlx.system.machine.memory_here", lambda: (10**9, 7 * 10**8))
@@ -95,16 +95,16 @@ def test_doctor_refuses_a_context_that_does_not_fit(home, capsys, monkeypatch):
 
 
 @pytest.mark.embedded
-def test_doctor_refuses_a_context_that_the_model_does_not_have(home, capsys):
-    """It said that a prompt fits which is refused."""
+def test_doctor_refuses_a_context_beyond_the_models_length(home, capsys):
+    """Doctor reported that a prompt fits which loading then refused."""
     if not embedded():
         pytest.skip("the embedded pair is not installed")
     out = run(capsys, "doctor", "--context", "100000", code=1)
     assert "!!  context" in out and "100000" in out
 
 
-def test_doctor_marks_what_must_be_done(home, capsys, monkeypatch):
-    """A fault among twenty fine lines has to stand out, with its remedy."""
+def test_doctor_marks_required_fixes(home, capsys, monkeypatch):
+    """A required fix was hard to find among twenty good findings."""
     fault = Finding("mlx", "must", "0.1, outside >=0.32", "pip install -U mlx")
     monkeypatch.setattr(checkup, "check_packages", lambda: iter([fault]))
     out = run(capsys, "doctor", "-m", "qwen3-4b", code=1)
@@ -113,7 +113,7 @@ def test_doctor_marks_what_must_be_done(home, capsys, monkeypatch):
 
 
 def test_doctor_finds_a_pair_that_does_not_load(home, capsys, tmp_path):
-    """A broken folder should be found before an evening is lost to it."""
+    """Doctor must find a damaged folder."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "qwen3"}')
@@ -122,8 +122,8 @@ def test_doctor_finds_a_pair_that_does_not_load(home, capsys, tmp_path):
 
 
 @pytest.mark.embedded
-def test_doctor_says_which_kernels_serve_and_why(home, capsys, monkeypatch):
-    """On Linux there are none, which is a fact and not a fault; with a device each has a reason."""
+def test_doctor_lists_kernels_with_reasons(home, capsys, monkeypatch):
+    """Without a Metal device the list is empty; with one each kernel has a reason."""
     if not embedded():
         pytest.skip("the embedded pair is not installed")
     found = json.loads(run(capsys, "doctor", "--kernels", "--json"))
@@ -142,14 +142,14 @@ def test_doctor_says_which_kernels_serve_and_why(home, capsys, monkeypatch):
 
 
 @pytest.mark.skipif(mx.metal.is_available(), reason="there is a device here")
-def test_doctor_autotunes_only_on_a_metal_device(home, capsys):
-    """Timing kernels on a CPU would compare nothing."""
+def test_doctor_autotunes_only_with_a_device(home, capsys):
+    """Without a Metal device there are no kernels to autotune."""
     assert main(["doctor", "--autotune"]) == 2
     assert "needs a Metal device" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(mx.metal.is_available(), reason="there is a device here")
 def test_forced_kernels_are_refused_without_a_device(home, capsys):
-    """Forced and silently ignored would be a lie; the line comes before any download."""
+    """--kernels force was ignored without a device; it must be refused before any download."""
     assert main(["generate", "hi", "--kernels", "force", "-m", "qwen3-4b"]) == 2
     assert "this machine has no Metal device" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The command as a user runs it: a process, the embedded pair, OpenBLAS where it is installed."""
+"""The command line as a process with the embedded pair."""
 
 import json
 import os
@@ -31,13 +31,13 @@ def run(*arguments, stdin=""):
         text=True,
         check=False,
         timeout=300,
-        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # more threads fight over busy cores
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # more threads are slower on busy cores
     )
 
 
 @pytest.mark.parametrize("block", ["auto", "3"])
 def test_generate_answers(block):
-    """Everything from the wheel's file to the text, at once; auto may decide against drafting."""
+    """The whole path from the wheel's file to the text; auto may disable speculation."""
     question = "What is the capital of France?"
     done = run("generate", question, "--max-tokens", "8", "--json", "--block-size", block)
     assert done.returncode == 0, done.stderr
@@ -50,7 +50,7 @@ def test_generate_answers(block):
 
 
 def test_chat_in_a_pipe_remembers():
-    """A second turn that knows nothing of the first is the bug that chats had for years."""
+    """The second turn must reuse the KV cache of the first."""
     turns = "My name is Ada.\nWhat is my name?\n"
     done = run("chat", "--max-tokens", "4", "--block-size", "2", stdin=turns)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""`dflash-mlx generate`: the text on stdout and nothing else, or one JSON object."""
+"""`dflash-mlx generate`: only the text on stdout, or one JSON object."""
 
 import io
 import json
@@ -13,7 +13,7 @@ SHORT = ("--max-tokens", "24")
 
 
 class Pipe(io.StringIO):
-    """A stdin with bytes below it, as a pipe has."""
+    """A stdin with a binary `buffer`, as a pipe has."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(content.decode(errors="surrogateescape"))
@@ -22,24 +22,24 @@ class Pipe(io.StringIO):
 
 @pytest.fixture(scope="module")
 def expected(shared_engine):
-    """What the library itself answers to "Hello"."""
+    """The library's own answer to "Hello"."""
     return shared_engine.generate("Hello", GenerationConfig(max_tokens=24))
 
 
 def run(capsys, *arguments):
     code = main(["generate", *arguments])
-    said = capsys.readouterr()
-    assert code == 0, said.err
-    return said
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    return captured
 
 
 def test_stdout_is_the_text_and_nothing_else(loads, capsys, expected):
-    """`generate > file` with a banner, a newline or a statistic in it is not what was written."""
+    """`generate > file` contained a banner, a newline or statistics."""
     assert run(capsys, "Hello", *SHORT).out == expected.text
 
 
-def test_stderr_tells_what_was_loaded_and_how_it_went(loads, capsys):
-    """Half the speed reports are about a setting nobody saw."""
+def test_stderr_has_the_settings_and_the_statistics(loads, capsys):
+    """Reports about speed lacked the settings that explain it."""
     err = run(capsys, "Hello", *SHORT).err
     assert "smollm2-135m + tiny-draft: block size 8, greedy" in err
     assert "prompt 23 new + 0 cached" in err
@@ -47,10 +47,10 @@ def test_stderr_tells_what_was_loaded_and_how_it_went(loads, capsys):
 
 
 def test_json_is_one_object_with_everything(loads, capsys, expected):
-    """Programs read fields; one that is missing or renamed breaks them."""
-    said = run(capsys, "Hello", *SHORT, "--json")
-    found = json.loads(said.out)
-    assert said.out.count("\n") == 1
+    """A missing or renamed field breaks programs that read the object."""
+    captured = run(capsys, "Hello", *SHORT, "--json")
+    found = json.loads(captured.out)
+    assert captured.out.count("\n") == 1
     assert found["text"] == expected.text
     assert found["tokens"] == list(expected.tokens)
     assert found.keys() >= {"finish_reason", "prompt_tokens", "cached_tokens", "generated_tokens"}
@@ -70,59 +70,59 @@ def test_json_is_one_object_with_everything(loads, capsys, expected):
 
 
 def test_a_dash_reads_the_prompt_from_stdin(loads, capsys, monkeypatch, expected):
-    """Long prompts do not fit on a command line."""
+    """Long prompts exceed the limits of a command line."""
     monkeypatch.setattr(sys, "stdin", Pipe(b"Hello"))
     assert run(capsys, "-", *SHORT).out == expected.text
 
 
 @pytest.mark.parametrize(("content", "named"), [(b"\xff\xfe\x00", "UTF-8"), (b" \n", "empty")])
-def test_stdin_that_is_no_prompt_is_refused(loads, capsys, monkeypatch, content, named):
-    """A picture piped in by mistake must not become a traceback, nor an empty file an answer."""
+def test_stdin_without_text_is_refused(loads, capsys, monkeypatch, content, named):
+    """Binary input ended in a traceback, and empty input was answered."""
     monkeypatch.setattr(sys, "stdin", Pipe(content))
     assert main(["generate", "-"]) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and named in said.err
+    captured = capsys.readouterr()
+    assert captured.out == "" and named in captured.err
     assert loads == []
 
 
 def test_model_and_draft_are_passed_on(loads, capsys):
-    """`--draft none` that still drafts would make every comparison wrong."""
+    """`--draft none` must disable speculation, or comparisons are wrong."""
     err = run(capsys, "Hello", "--model", "other", "--draft", "none", *SHORT).err
     assert loads == [("other", "none")]
     assert "other, no draft: plain decoding" in err
     assert "| plain decoding" in err
 
 
-def test_the_text_is_the_same_at_every_block(loads, capsys, expected):
-    """A block size is about speed, never about text."""
+def test_the_text_is_the_same_at_every_block_size(loads, capsys, expected):
+    """The block size must not change greedy text."""
     for block in ("1", "3", "8"):
         assert run(capsys, "Hello", "--block-size", block, *SHORT).out == expected.text
 
 
-def test_a_block_the_pair_cannot_serve_is_refused(loads, capsys):
-    """Silently drafting less than asked hides a mistake."""
+def test_a_block_size_the_draft_cannot_serve_is_refused(loads, capsys):
+    """A block size above the draft's was reduced without a message."""
     assert main(["generate", "Hello", "--block-size", "9"]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "trained for blocks of 8" in said.err.splitlines()[-1]
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "trained for blocks of 8" in captured.err.splitlines()[-1]
 
 
 def test_without_a_template_the_prompt_is_continued(loads, capsys):
-    """Base models have no template, and some prompts want none."""
-    said = run(capsys, "Hello", "--no-chat-template", "--json", *SHORT)
-    assert json.loads(said.out)["prompt_tokens"] == len(b"Hello")
+    """Base models have no chat template."""
+    captured = run(capsys, "Hello", "--no-chat-template", "--json", *SHORT)
+    assert json.loads(captured.out)["prompt_tokens"] == len(b"Hello")
 
 
 def test_the_system_message_reaches_the_model(loads, capsys):
-    """A system prompt that is parsed and dropped is found out weeks later."""
-    said = run(capsys, "Hello", "--system", "Be brief", "--json", *SHORT)
+    """--system must change the prompt."""
+    captured = run(capsys, "Hello", "--system", "Be brief", "--json", *SHORT)
     bare = run(capsys, "Hello", "--json", *SHORT)
-    more = json.loads(said.out)["prompt_tokens"] - json.loads(bare.out)["prompt_tokens"]
+    more = json.loads(captured.out)["prompt_tokens"] - json.loads(bare.out)["prompt_tokens"]
     assert more == len(b"<system>Be brief\n")
 
 
-def test_a_seed_makes_sampling_repeatable_and_is_told(loads, capsys):
-    """An answer that cannot be had again cannot be reported."""
+def test_a_seed_makes_sampling_repeatable_and_is_printed(loads, capsys):
+    """A sampled answer cannot be reproduced without its seed."""
     sampled = ("Hello", "--temperature", "1.5", *SHORT)
     first = run(capsys, *sampled, "--seed", "7")
     assert run(capsys, *sampled, "--seed", "7").out == first.out
@@ -130,23 +130,23 @@ def test_a_seed_makes_sampling_repeatable_and_is_told(loads, capsys):
     assert "temperature 1.5" in first.err
 
 
-def test_idle_options_are_named(loads, capsys):
-    """--top-p in greedy decoding changes nothing; saying nothing would mislead."""
-    assert "--top-p changes nothing" in run(capsys, "Hello", "--top-p", "0.5", *SHORT).err
+def test_unused_options_are_named(loads, capsys):
+    """--top-p has no effect in greedy decoding, which must be reported."""
+    assert "--top-p: no effect" in run(capsys, "Hello", "--top-p", "0.5", *SHORT).err
 
 
 def test_a_stop_text_ends_the_answer(loads, capsys, expected):
-    """Text behind a stop string, or part of it, would break whoever parses the answer."""
+    """The answer contained the stop string or text after it."""
     stop = expected.text[5:7]
     cut = expected.text[: expected.text.index(stop)]
-    said = run(capsys, "Hello", "--stop", stop, "--json", *SHORT)
-    assert json.loads(said.out)["text"] == cut
-    assert json.loads(said.out)["finish_reason"] == "stop"
+    captured = run(capsys, "Hello", "--stop", stop, "--json", *SHORT)
+    assert json.loads(captured.out)["text"] == cut
+    assert json.loads(captured.out)["finish_reason"] == "stop"
 
 
 def test_a_prompt_longer_than_the_context_is_refused(loads, capsys):
-    """Cutting it silently answers another question."""
+    """A prompt beyond the context length was cut without a message."""
     assert main(["generate", "x" * 2000]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "the context holds 1024" in said.err.splitlines()[-1]
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "the context holds 1024" in captured.err.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""The command line in a terminal of its own: editing, history, Ctrl-C at every stage."""
+"""The command line in a pseudo-terminal: editing, history, Ctrl-C at every stage."""
 
 import os
 import pty
@@ -22,14 +22,14 @@ class Session:
 
     def __init__(self, home, *arguments, stdout=None):
         self.ours, theirs = pty.openpty()
-        kept = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
+        inherited = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.commands.scripted_cli", *arguments],
             stdin=theirs,
             stdout=theirs if stdout is None else stdout,
             stderr=theirs,
             cwd=ROOT,
-            env={**kept, "HOME": str(home), "XDG_STATE_HOME": str(home), "TERM": "xterm"},
+            env={**inherited, "HOME": str(home), "XDG_STATE_HOME": str(home), "TERM": "xterm"},
             start_new_session=True,
             preexec_fn=lambda: _take(theirs),
         )
@@ -40,10 +40,10 @@ class Session:
         os.write(self.ours, text.encode())
 
     def interrupt_line(self, text):
-        """Type Ctrl-C while a line is edited, until `text` is shown.
+        """Press Ctrl-C at the prompt until `text` appears.
 
-        CPython's line editor looks for signals where it waits for a key, so one that comes while
-        a key is being shown, as no person's does, is not noticed before the next signal.
+        CPython's line editor checks for signals while it waits for a key; a signal that arrives
+        while it echoes a key is noticed only at the next one.
         """
         for _ in range(3):
             self.type("\x03")
@@ -53,7 +53,7 @@ class Session:
         raise AssertionError(f"no {text!r} after Ctrl-C in {self.seen!r}")
 
     def wait_for(self, text, patience_s=_PATIENCE_S):
-        """Read until `text` was shown behind what was last waited for; return what was shown."""
+        """Read until `text` appears and return everything read up to it."""
         end = time.monotonic() + patience_s
         while (at := self.seen.find(text)) < 0:
             assert time.monotonic() < end, f"no {text!r} in {self.seen!r}"
@@ -62,11 +62,11 @@ class Session:
                     self.seen += os.read(self.ours, 65536).decode(errors="replace")
                 except OSError:
                     raise AssertionError(f"ended without {text!r}: {self.seen!r}") from None
-        shown, self.seen = self.seen[: at + len(text)], self.seen[at + len(text) :]
-        return shown
+        output, self.seen = self.seen[: at + len(text)], self.seen[at + len(text) :]
+        return output
 
     def end(self):
-        """Return the exit code and the rest of what was shown."""
+        """Return the exit code and the remaining output."""
         code = self.process.wait(_PATIENCE_S)
         while select.select([self.ours], [], [], 0.2)[0]:
             try:
@@ -84,9 +84,9 @@ class Session:
 
 
 def _take(terminal):
-    """Make `terminal` the one that sends Ctrl-C to this process, which takes it.
+    """Make `terminal` the controlling terminal and restore the default SIGINT handler.
 
-    Shells start what runs in the background with Ctrl-C ignored, and this suite may.
+    Shells start background jobs with SIGINT ignored, which a test run can inherit.
     """
     import fcntl
     import termios
@@ -97,7 +97,7 @@ def _take(terminal):
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts sessions that are ended whatever happens."""
+    """Start sessions and kill them after the test."""
     sessions = []
 
     def make(*arguments, **options):
@@ -110,28 +110,28 @@ def start(tmp_path):
 
 
 def bare(text):
-    """What was shown without escapes for style and cursor."""
+    """Return `text` without escape sequences."""
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
 
 
 def test_a_conversation(start, tmp_path):
-    """Ctrl-C stops an answer and not the app; twice at the prompt leaves; history is kept."""
+    """Ctrl-C stops an answer, twice at the prompt exits; history is written."""
     chat = start("chat", "--model", "slow-write", "--max-tokens", "400")
-    chat.wait_for("/help lists what can be typed")
+    chat.wait_for("/help lists the commands")
     chat.wait_for("> ")
     chat.type("Hello\n")
     chat.wait_for("3 4 5 ")
     chat.type("\x03")
     assert "| stopped" in chat.wait_for("stopped")
     chat.wait_for("> ")
-    chat.type("/sta\t\n")  # completed
+    chat.type("/sta\t\n")  # completed by Tab
     assert "1 answer" in chat.wait_for("draft tokens accepted")
     chat.wait_for("> ")
-    chat.type("\x1b[A\x1b[A")  # two lines up is what was asked first
+    chat.type("\x1b[A\x1b[A")  # two lines up is the first question
     chat.wait_for("Hello")
-    chat.interrupt_line("Ctrl-C again, or Ctrl-D, leaves")
+    chat.interrupt_line("press Ctrl-C again, or Ctrl-D, to exit")
     chat.wait_for("> ")
-    time.sleep(0.5)  # the editor has shown its prompt and waits
+    time.sleep(0.5)  # the editor is waiting for a key
     chat.type("\x03")
     code, rest = chat.end()
     assert code == 130
@@ -141,20 +141,20 @@ def test_a_conversation(start, tmp_path):
     assert history.stat().st_mode & 0o777 == 0o600
 
 
-def test_the_end_of_input_leaves(start):
-    """Ctrl-D is how shells are left."""
+def test_end_of_input_exits(start):
+    """Ctrl-D must end a chat as it ends a shell."""
     chat = start("chat", "--max-tokens", "4")
     chat.wait_for("> ")
     chat.type("\x04")
     assert chat.end()[0] == 0
 
 
-def test_a_line_goes_on_behind_a_backslash_and_errors_do_not_end_the_chat(start):
-    """A typing error must not cost the conversation."""
+def test_a_backslash_continues_a_line_and_errors_do_not_end_the_chat(start):
+    """A mistyped command ended the conversation."""
     chat = start("chat", "--max-tokens", "4")
     chat.wait_for("> ")
     chat.type("/nonsense\n")
-    chat.wait_for("/nonsense is no command here")
+    chat.wait_for("/nonsense is not a command")
     chat.wait_for("> ")
     chat.type("a\\\n")
     chat.wait_for(". ")
@@ -166,7 +166,7 @@ def test_a_line_goes_on_behind_a_backslash_and_errors_do_not_end_the_chat(start)
 
 
 def test_with_stdout_in_a_pipe_the_prompt_sign_stays_on_the_screen(start):
-    """`dflash-mlx chat | tee log` logs answers, not prompt signs or escapes."""
+    """`dflash-mlx chat | tee log` must log answers without prompt signs or escapes."""
     theirs, ours = os.pipe()
     chat = start("chat", "--max-tokens", "4", stdout=ours)
     os.close(ours)
@@ -181,8 +181,8 @@ def test_with_stdout_in_a_pipe_the_prompt_sign_stays_on_the_screen(start):
 
 
 @pytest.mark.parametrize("command", [("chat",), ("generate", "Hello")])
-def test_ctrl_c_while_loading_leaves_at_once(start, command):
-    """Loading cannot be interrupted, and nobody waits a minute to get a shell back."""
+def test_ctrl_c_during_loading_exits(start, command):
+    """Loading cannot be interrupted, so Ctrl-C waited for it to finish."""
     session = start(*command, "--model", "slow-load")
     session.wait_for("loading slow-load")
     time.sleep(0.3)
@@ -192,8 +192,8 @@ def test_ctrl_c_while_loading_leaves_at_once(start, command):
     assert "Traceback" not in rest
 
 
-def test_ctrl_c_while_reading_the_prompt_leaves_at_once(start):
-    """A long prompt is minutes of work that nobody wants any more."""
+def test_ctrl_c_during_prefill_exits(start):
+    """Prefill of a long prompt continued for minutes after Ctrl-C."""
     session = start("generate", "Hello", "--model", "slow-read")
     session.wait_for("reading the prompt")
     session.type("\x03")
@@ -202,14 +202,14 @@ def test_ctrl_c_while_reading_the_prompt_leaves_at_once(start):
     assert "Traceback" not in rest
 
 
-def test_a_second_ctrl_c_leaves_a_chat_that_is_still_reading(start):
-    """The first press asks nicely; somebody who presses again means it."""
+def test_a_second_ctrl_c_exits_a_chat_during_prefill(start):
+    """The first press stops after the current chunk, which can take long."""
     chat = start("chat", "--model", "slow-read")
     chat.wait_for("> ")
     chat.type("Hello\n")
     chat.wait_for("reading the prompt")
     chat.type("\x03")
-    chat.wait_for("again leaves at once")
+    chat.wait_for("press Ctrl-C again to exit")
     chat.type("\x03")
     assert chat.end()[0] == 130
 
@@ -225,14 +225,14 @@ def piped(*arguments, **options):
 
 
 def test_an_interrupted_answer_is_still_one_object():
-    """What was computed is not lost, and says that it is not whole."""
+    """An interrupted `--json` run must print one object that is marked as cancelled."""
     import json
 
     process = piped("generate", "Hello", "--json", "--model", "slow-write", "--max-tokens", "900")
     for line in process.stderr:
         if b"greedy" in line:
             break
-    time.sleep(1)  # into the answer: the first word goes to nobody
+    time.sleep(1)  # the answer has begun; nothing of it is printed with --json
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=_PATIENCE_S)
     assert process.returncode == 130
@@ -242,8 +242,8 @@ def test_an_interrupted_answer_is_still_one_object():
     assert 0 < found["generated_tokens"] < 900
 
 
-def test_a_reader_that_leaves_is_no_error():
-    """`generate ... | head -c 5` must not print a stack."""
+def test_a_closed_pipe_is_not_an_error():
+    """`generate ... | head -c 5` ended in a traceback."""
     process = piped("generate", "Hello", "--model", "slow-write", "--max-tokens", "900")
     assert process.stdout.read(1)
     process.stdout.close()

@@ -1,37 +1,41 @@
-"""Options: what the user gives overrides the model's defaults, field by field."""
+"""Options: values that the user sets override the model's defaults field by field."""
 
+import inspect
 from dataclasses import fields
+from typing import get_type_hints
 
 import pytest
 
-from dflash_mlx.commands.options import RequestOptions, spread
+from dflash_mlx.commands.app import COMMANDS, _command
+from dflash_mlx.commands.generate import GenerateOptions
+from dflash_mlx.commands.options import RequestOptions, as_flags
 from dflash_mlx.config import GenerationConfig, SamplingConfig
 from dflash_mlx.errors import BadRequest
 
-MODELS = SamplingConfig(temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.1)
+MODEL_DEFAULTS = SamplingConfig(temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.1)
 
 
-def test_nothing_given_means_the_models_own_sampling():
-    """Greedy by accident answers worse than the model's makers intended."""
-    assert RequestOptions().sampling(MODELS) == MODELS
+def test_without_options_the_models_sampling_defaults_apply():
+    """Greedy decoding by default gave worse answers than the model's own settings."""
+    assert RequestOptions().sampling(MODEL_DEFAULTS) == MODEL_DEFAULTS
 
 
 def test_a_given_option_overrides_that_field_only():
-    """`--temperature 1` that also resets top-p is another distribution."""
-    sampling = RequestOptions(temperature=0.2, seed=5).sampling(MODELS)
+    """`--temperature 1` must not reset top-p."""
+    sampling = RequestOptions(temperature=0.2, seed=5).sampling(MODEL_DEFAULTS)
     assert sampling == SamplingConfig(
         temperature=0.2, top_p=0.8, top_k=20, repetition_penalty=1.1, seed=5
     )
 
 
 def test_every_sampling_field_has_an_option():
-    """A setting of the library that the command line cannot reach gets forgotten."""
+    """A sampling field without a flag cannot be set from the command line."""
     settings = {item.name for item in fields(SamplingConfig)} - {"repetition_context_size"}
     assert settings <= RequestOptions.__dataclass_fields__.keys()
 
 
-def test_all_options_arrive():
-    """An option that is parsed and dropped is worse than none."""
+def test_all_options_reach_the_request():
+    """An option must not be parsed and then ignored."""
     options = RequestOptions(
         block_size="3", max_tokens=7, stop=["a", "b"], thinking=False, logit_bias=["4=-1.5", "9=2"]
     )
@@ -46,43 +50,51 @@ def test_all_options_arrive():
     assert plain.chat_template is False
 
 
-def test_block_auto_leaves_it_to_the_pair():
-    """A number here would override what the draft was trained for."""
+def test_block_size_auto_leaves_it_to_the_pair():
+    """A number would override the block size that the draft was trained for."""
     assert RequestOptions().generation(SamplingConfig()).block_size is None
 
 
 def test_options_that_greedy_decoding_ignores_are_named():
-    """Someone who sets top-p and gets greedy text should be told why."""
+    """--top-p without --temperature has no effect, which must be reported."""
     options = RequestOptions(top_p=0.5, seed=1)
-    assert options.idle(SamplingConfig()) == ["--top-p", "--seed"]
-    assert options.idle(SamplingConfig(temperature=1.0)) == []
+    assert options.unused(SamplingConfig()) == ["--top-p", "--seed"]
+    assert options.unused(SamplingConfig(temperature=1.0)) == []
 
 
 def test_impossible_options_are_refused_before_loading():
-    """Minutes of loading before 'top_p is 7' are minutes lost."""
+    """An invalid value was reported only after minutes of loading."""
     with pytest.raises(BadRequest, match="top_p"):
         RequestOptions(top_p=7).check()
 
 
-def test_spread_passes_groups_and_single_parameters():
-    """One list of options serves all commands; each value must land in its place."""
+def test_as_flags_passes_every_field():
+    """Each flag must set the field of its name."""
     seen = []
 
-    def command(prompt: str, options: RequestOptions, loud: bool = False) -> None:
-        """Do it."""
-        seen.append((prompt, options, loud))
+    def command(options: GenerateOptions) -> None:
+        """Run it."""
+        seen.append(options)
 
-    flat = spread(command)
-    given = {item.name: item.default for item in fields(RequestOptions)} | {"seed": 3}
-    flat(prompt="hi", loud=True, **given)
-    assert seen == [("hi", RequestOptions(seed=3), True)]
-    assert flat.__doc__ == "Do it."
+    flags = as_flags(command)
+    assert flags.__doc__ == "Run it."
+    parameters = inspect.signature(flags).parameters
+    defaults = {name: item.default for name, item in parameters.items() if name != "prompt"}
+    flags(**{**defaults, "prompt": "hi", "seed": 3})
+    assert seen == [GenerateOptions(prompt="hi", seed=3)]
 
 
-def test_spread_leaves_other_commands_alone():
-    """A command without groups is typer's business only."""
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_declares_its_options_in_one_dataclass(name):
+    """Three ways of declaring flags gave the same option different help texts."""
+    assert list(get_type_hints(_command(name))) == ["options", "return"]
 
-    def command(prompt: str) -> None:
-        pass
 
-    assert spread(command) is command
+def test_options_of_one_name_have_one_help_text():
+    """`--blas` had three help texts."""
+    texts = {}
+    for name in COMMANDS:
+        for item in inspect.signature(as_flags(_command(name))).parameters.values():
+            texts.setdefault(item.name, set()).add(item.annotation.__metadata__[0].help)
+    shared = ("model", "blas", "as_json", "thinking")
+    assert {name: len(texts[name]) for name in shared} == dict.fromkeys(shared, 1)

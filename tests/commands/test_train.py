@@ -1,4 +1,4 @@
-"""`dflash-mlx train` from arguments to exit code."""
+"""`dflash-mlx train`: arguments, output and exit codes."""
 
 import json
 import signal
@@ -14,13 +14,13 @@ from tests.train.tiny_folder import tiny_folder
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
-    """A tiny target on disk."""
+    """The folder of a tiny target."""
     return str(tiny_folder(tmp_path_factory.mktemp("models") / "tiny", num_hidden_layers=4))
 
 
 @pytest.fixture
 def arguments(target, tmp_path, home, monkeypatch):
-    """A short run's arguments; what is measured is not what is tested."""
+    """Return the arguments of a short run; measurements are shortened too."""
     monkeypatch.setattr(planning, "MEASURED_TOKENS", 4)
     monkeypatch.setattr(measuring, "MEASURED_TOKENS", 4)
     monkeypatch.setattr(
@@ -28,33 +28,44 @@ def arguments(target, tmp_path, home, monkeypatch):
     )
     monkeypatch.setattr(trial, "_TRIED", 1)
     (tmp_path / "prompts.txt").write_text("\n".join(f"Say {n}" for n in range(20)))
-    short = ["--steps", "3", "--samples", "8", "--layers", "1", "--block", "4", "--max-rows", "64"]
+    short = [
+        "--steps",
+        "3",
+        "--samples",
+        "8",
+        "--layers",
+        "1",
+        "--block-size",
+        "4",
+        "--max-seq-length",
+        "64",
+    ]
     data = ["--data", str(tmp_path / "prompts.txt")]
     return ["train", target, "-o", str(tmp_path / "draft"), *short, *data]
 
 
 def test_a_run_shows_its_plan_and_its_result(arguments, tmp_path, capsys):
-    """What it takes stands there before it is taken; stdout has one JSON object and no more."""
+    """The plan is printed before the run starts; stdout has exactly one JSON object."""
     assert main([*arguments, "--json"]) == 0
-    shown = capsys.readouterr()
-    outcome = json.loads(shown.out)
+    captured = capsys.readouterr()
+    outcome = json.loads(captured.out)
     assert outcome["out"] == str(tmp_path / "draft")
     assert outcome["finished"] is True
     assert outcome["measured"][-1]["sequential"]["tokens_per_round"] >= 1
-    for said in (
+    for text in (
         "draft for tiny",
         "parameters",
         "memory   about",
         "disk",
         "time",
-        "tokens a round",
+        "tokens per round",
     ):
-        assert said in shown.err, said
-    assert shown.err.index("recipe   3 steps of 4") < shown.err.index("done: ")
+        assert text in captured.err, text
+    assert captured.err.index("recipe   3 steps of 4") < captured.err.index("done: ")
 
 
 def test_a_dry_run_plans_and_keeps_nothing(arguments, tmp_path, capsys):
-    """A plan that takes two minutes and leaves no trace."""
+    """A dry run must write no files."""
     assert main([*arguments, "--dry-run", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["recipe"]["steps"] == 3
@@ -69,36 +80,36 @@ def test_a_dry_run_plans_and_keeps_nothing(arguments, tmp_path, capsys):
         (["--minutes", "5"], "give one of them"),
         (["--layers", "0"], "--layers is 0"),
         (["--resume"], "holds no run to go on with"),
-        (["--data", "nothing.jsonl"], "no file or folder here"),
+        (["--data", "nothing.jsonl"], "not a local file or folder"),
         (["--init", "self", "--dflash2"], "leave out --layers"),
         (["--thinking"], "has no thinking mode"),
-        (["--dry-run", "--resume"], "leave out --resume"),
+        (["--dry-run", "--resume"], "omit --resume"),
     ],
 )
 def test_a_bad_option_is_one_line_and_exit_code_two(arguments, capsys, more, words):
-    """Nothing on stdout, no traceback."""
+    """A bad option ended in a traceback."""
     assert main([*arguments, *more]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert words in shown.err.splitlines()[-1]
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert words in captured.err.splitlines()[-1]
 
 
-def test_a_run_needs_a_place(target, capsys):
-    """A draft in a folder nobody named is not found again."""
+def test_a_run_needs_an_output_folder(target, capsys):
+    """Without --out the draft was written to a default folder and not found again."""
     assert main(["train", target]) == 2
-    assert "give one with -o" in capsys.readouterr().err
+    assert "set --out" in capsys.readouterr().err
 
 
-def test_a_run_is_not_begun_over_another(arguments, tmp_path, capsys):
-    """The same command typed twice."""
+def test_a_run_does_not_overwrite_another(arguments, tmp_path, capsys):
+    """Entering the same command twice deleted the first run."""
     (tmp_path / "draft.run").mkdir()
     (tmp_path / "draft.run/run.json").write_text("{}")
     assert main(arguments) == 2
     assert "--resume" in capsys.readouterr().err
 
 
-def test_a_refused_command_gives_nothing_up_and_leaves_nothing(arguments, tmp_path, capsys):
-    """A slip of the pen must neither delete a night's work nor block the mended command."""
+def test_a_refused_command_deletes_nothing_and_leaves_no_files(arguments, tmp_path, capsys):
+    """A mistyped command with --force deleted the existing run."""
     assert main([*arguments, "--data", "nothing.jsonl"]) == 2
     assert not (tmp_path / "draft.run").exists()
     (tmp_path / "draft.run").mkdir()
@@ -108,8 +119,8 @@ def test_a_refused_command_gives_nothing_up_and_leaves_nothing(arguments, tmp_pa
     assert (tmp_path / "draft.run/run.json").exists()
 
 
-def test_an_interrupt_says_how_to_go_on_and_it_does(arguments, tmp_path, capsys, monkeypatch):
-    """After Ctrl-C one question remains: was it all for nothing?"""
+def test_an_interrupted_run_can_be_resumed(arguments, tmp_path, capsys, monkeypatch):
+    """After Ctrl-C a user must learn that no work was lost."""
     from dflash_mlx.train.between_steps import BetweenSteps
 
     tell, interrupted = BetweenSteps._tell, []
@@ -122,7 +133,7 @@ def test_an_interrupt_says_how_to_go_on_and_it_does(arguments, tmp_path, capsys,
 
     monkeypatch.setattr(BetweenSteps, "_tell", interrupting)
     assert main(arguments) == 130
-    assert "--resume goes on where it stopped" in capsys.readouterr().err
+    assert "--resume continues where it stopped" in capsys.readouterr().err
     out = ["train", arguments[1], "-o", str(tmp_path / "draft")]
     assert main([*out, "--resume", "--seed", "5"]) == 2
     assert "begun with seed 0 and not 5" in capsys.readouterr().err
@@ -131,8 +142,8 @@ def test_an_interrupt_says_how_to_go_on_and_it_does(arguments, tmp_path, capsys,
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"), [(5, "5 s"), (65, "1 min"), (3500, "58 min"), (3700, "1 h 2 min")]
+    ("seconds", "text"), [(5, "5 s"), (65, "1 min"), (3500, "58 min"), (3700, "1 h 2 min")]
 )
-def test_times_are_spelled_for_people(seconds, said):
-    """Nobody reads 37219.4 s."""
-    assert spelled_time(seconds) == said
+def test_durations_are_printed_in_their_largest_units(seconds, text):
+    """Durations were printed as 37219.4 s."""
+    assert spelled_time(seconds) == text

@@ -1,4 +1,4 @@
-"""The tiny pair in place of a loaded one: real models, a real engine, no files."""
+"""A tiny random pair with the interface of `load`: real models and engine, no files."""
 
 from dflash_mlx.config import CacheConfig, KernelPolicy
 from dflash_mlx.engine.engine import Engine
@@ -17,7 +17,7 @@ def load(
     hooks: LoadHooks | None = None,
     kernels: KernelPolicy = "auto",
 ) -> Engine:
-    """Stand in for `dflash_mlx.load`; a model called `bad` cannot be loaded."""
+    """Replace `dflash_mlx.load`; the model name `bad` raises BadCheckpoint."""
     hooks = hooks or LoadHooks()
     hooks.on_step(f"loading {model}")
     if model == "bad":

@@ -195,7 +195,7 @@ def test_a_shard_that_was_not_is_guessed_from_its_tokens():
         ({"steps": -1}, "--steps is -1"),
         ({"minutes": 1, "steps": 1}, "give one of them"),
         ({"samples": 1}, "--samples is 1"),
-        ({"max_rows": 5}, "--max-rows is 5"),
+        ({"max_rows": 5}, "--max-seq-length is 5"),
         ({"seed": -1}, "--seed is -1"),
         ({"weighting": "none"}, "--weighting is 'none'; it needs fixed or d-pace"),
         ({"init": "draft", "wishes": Wishes(layers=2)}, "--init gives the draft its shape"),

@@ -126,7 +126,7 @@ def test_a_router_of_experts_does_not_make_a_thin_draft():
     ("wishes", "words"),
     [
         ({"layers": 0}, "--layers is 0"),
-        ({"block": 1}, "--block is 1"),
+        ({"block": 1}, "--block-size is 1"),
         ({"vocabulary": 1}, "--draft-vocab is 1"),
         ({"vocabulary": 100, "second": True}, "leave out --draft-vocab"),
         ({"vocabulary": 50000}, "the target has 49152"),

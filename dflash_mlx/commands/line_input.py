@@ -1,7 +1,7 @@
-"""Lines that a person types or a pipe brings: edited, remembered and completed on a screen.
+"""Lines from a terminal or a pipe: editing, history and completion with Python's `readline`.
 
-The standard library's readline does the editing (GNU's or libedit's, whichever Python has). The
-prompt is plain text: colours in it would need marks that come out as garbage elsewhere.
+It must not know what the lines mean. GNU readline and libedit are both supported. The prompt has
+no colour codes: libedit would print the markers that readline needs around them.
 """
 
 import os
@@ -13,32 +13,32 @@ from types import ModuleType
 
 from dflash_mlx.errors import BadRequest
 
-_PROMPT, _MORE = "> ", ". "
-_KEPT = 1000
-"""Lines of history that are kept."""
+_PROMPT, _CONTINUATION_PROMPT = "> ", ". "
+_HISTORY_LENGTH = 1000
+"""Lines; bash keeps 500 to 2000 by default. The whole file is rewritten after each line."""
 
 
-class Lines:
-    """Reads lines from stdin. A line that ends in a backslash goes on in the next one."""
+class LineInput:
+    """Reads lines from stdin. A typed line that ends in a backslash continues on the next."""
 
     def __init__(self, words: Sequence[str], history: Path) -> None:
         self._words = words
         self._history = history
-        self.typed = sys.stdin.isatty()
-        self._editor = _readline() if self.typed and sys.stdout.isatty() else None
+        self.interactive = sys.stdin.isatty()
+        self._editor = _readline() if self.interactive and sys.stdout.isatty() else None
         if self._editor is not None:
             self._prepare(self._editor)
 
     def read(self) -> str | None:
-        """Return the next line, None at the end.
+        """Return the next line, None at the end of input.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C was typed instead.
-            BadRequest: a pipe brought something that is no text.
+            KeyboardInterrupt: Ctrl-C was pressed.
+            BadRequest: a pipe delivered bytes that are not UTF-8.
         """
         line = self._ask(_PROMPT)
-        while line is not None and self.typed and line.endswith("\\"):
-            more = self._ask(_MORE)
+        while line is not None and self.interactive and line.endswith("\\"):
+            more = self._ask(_CONTINUATION_PROMPT)
             line = f"{line[:-1]}\n{more or ''}"
         return line
 
@@ -48,39 +48,39 @@ class Lines:
                 line = input(prompt)
                 self._save(self._editor)
                 return line
-            if self.typed and sys.stderr.isatty():
+            if self.interactive and sys.stderr.isatty():
                 sys.stderr.write(prompt)
                 sys.stderr.flush()
             line = sys.stdin.readline()
         except EOFError:
             return None
         except UnicodeDecodeError as error:
-            raise BadRequest(f"stdin is no UTF-8 text ({error}); convert it first") from error
+            raise BadRequest(f"stdin is not UTF-8 text ({error}); convert it first") from error
         return line.rstrip("\r\n") if line else None
 
     def _save(self, editor: ModuleType) -> None:
-        """Keep what was typed for next time, for the user's eyes only."""
-        with suppress(OSError):  # a conversation without a place to write is still one
+        """Write the history file, readable by its owner only."""
+        with suppress(OSError):  # chat works without a writable history
             self._history.parent.mkdir(parents=True, exist_ok=True)
             os.close(os.open(self._history, os.O_CREAT | os.O_WRONLY, 0o600))
             editor.write_history_file(self._history)
 
     def _prepare(self, editor: ModuleType) -> None:
-        editor.set_history_length(_KEPT)
-        with suppress(OSError):  # none yet, or one that another editor wrote in its own form
+        editor.set_history_length(_HISTORY_LENGTH)
+        with suppress(OSError):  # missing, or written by the other editor in its own format
             editor.read_history_file(self._history)
         libedit = "libedit" in (editor.__doc__ or "")
         editor.parse_and_bind("bind ^I rl_complete" if libedit else "tab: complete")
         editor.set_completer_delims("")
         editor.set_completer(self._complete)
 
-    def _complete(self, begun: str, index: int) -> str | None:
-        fitting = [word for word in self._words if begun and word.startswith(begun)]
-        return fitting[index] if index < len(fitting) else None
+    def _complete(self, prefix: str, index: int) -> str | None:
+        matches = [word for word in self._words if prefix and word.startswith(prefix)]
+        return matches[index] if index < len(matches) else None
 
 
 def history_file() -> Path:
-    """The file for typed lines, where the operating system wants a program's state."""
+    """Return the history file in the operating system's folder for program state."""
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support" / "dflash-mlx" / "history"
     base = os.environ.get("XDG_STATE_HOME")
@@ -88,7 +88,7 @@ def history_file() -> Path:
 
 
 def _readline() -> ModuleType | None:
-    """Python's line editor; some builds come without."""
+    """Return the `readline` module, None in a Python that was built without it."""
     try:
         import readline
     except ImportError:
