@@ -56,7 +56,7 @@ def refused(capsys, *arguments):
         ("bench --kernels fast", "--kernels"),
         ("generate hi --system x --no-chat-template", "--system"),
         ("generate hi --thinking --no-chat-template", "--thinking"),
-        ("generate hi" + " --stop x" * 5, "stop"),
+        ("generate hi" + " --stop x" * 17, "stop"),
         ("generate hi there", "there"),
         ("chat hi", "hi"),
         ("doctor --context 0", "--context"),
