@@ -36,7 +36,7 @@ PROMPTS = (
     "Write a short paragraph about a lighthouse keeper.",
     "Write a Python function that merges two sorted lists.",
     "A train travels 210 km at 84 km per hour. How long does it take? Show the steps.",
-    "List five things to take on a walk in the mountains.",
+    "List five things to take on a hike in the mountains.",
 )
 
 MAX_TOKENS = 256
