@@ -1,9 +1,9 @@
-"""Peak memory and wall time of `dflash-mlx convert` beside mlx-lm's converter.
+"""Measures peak memory and time of `dflash-mlx convert` and of mlx-lm's converter.
 
-Makes sharded bfloat16 qwen3 checkpoints of random weights (3 GB, and 9 GB with an embedding of
-1.2 GB), then converts each to 4 bits with both, alternating, each run in a process of its own.
-The peak is the process's largest resident size, as the kernel counts it. Needs three times the
-size of a checkpoint on the disk of --folder; everything is removed afterwards.
+Writes sharded bfloat16 qwen3 checkpoints with random weights (3 GB; 9 GB with an embedding of
+1.2 GB) and converts each to 4 bits with both converters in turns, each run in its own process. The
+peak is the kernel's maximum resident size. The disk of --folder needs three times the size of a
+checkpoint; all files are removed at the end.
 
     python benchmarks/convert_memory.py --sizes 3 9 --rounds 2
 """
@@ -39,15 +39,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--sizes", nargs="+", default=["3"], choices=list(SHAPES))
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--folder", type=Path, help="where to work; the system's own by default")
-    parser.add_argument("--verify", action="store_true", help="one more run of ours, with --verify")
+    parser.add_argument(
+        "--folder", type=Path, help="working folder; default: system temporary folder"
+    )
+    parser.add_argument(
+        "--verify", action="store_true", help="also run dflash-mlx with verification"
+    )
     options = parser.parse_args()
     rows = []
     for size in options.sizes:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             source = Path(folder) / "source"
             made = make_checkpoint(source, *SHAPES[size])
-            os.sync()  # or the first run would pay for writing it
+            os.sync()  # otherwise the first run waits for these writes
             print(f"{size} GB: {made / 1e9:.2f} GB of weights", flush=True)
             rows += compare(source, Path(folder), size, options.rounds, options.verify)
     report(rows)
@@ -56,7 +60,7 @@ def main() -> None:
 def compare(
     source: Path, folder: Path, size: str, rounds: int, verify: bool
 ) -> list[dict[str, object]]:
-    """Return one row per run; the two converters take turns."""
+    """Return one row per run; the two converters alternate."""
     out = folder / "out"
     command = "import sys; from dflash_mlx.commands import main; sys.exit(main())"
     ours = [sys.executable, "-c", command, "convert", str(source), "-o", str(out)]
@@ -72,29 +76,29 @@ def compare(
         written = sum(path.stat().st_size for path in out.glob("*.safetensors"))
         row = {"size": size, "converter": name, "s": seconds, "cpu_s": busy}
         rows.append({**row, "peak": peak, "out": written})
-        shown = f"{seconds:7.1f} s, {busy:6.1f} s of CPU, {peak / 1e6:6.0f} MB peak"
-        print(f"  {name:20} {shown}", flush=True)
+        printed = f"{seconds:7.1f} s, {busy:6.1f} s of CPU, {peak / 1e6:6.0f} MB peak"
+        print(f"  {name:20} {printed}", flush=True)
         shutil.rmtree(out)
     return rows
 
 
 def run(command: list[str]) -> tuple[float, float, int]:
-    """Run a command and return its seconds, those of its CPU time, and its peak resident bytes."""
-    begun = time.perf_counter()
+    """Run a command; return its wall time (s), CPU time (s) and peak memory (bytes)."""
+    started = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     assert process.stderr
-    complaint = process.stderr.read()
+    error_output = process.stderr.read()
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{complaint.decode()}")
+        raise SystemExit(f"{' '.join(command)} failed:\n{error_output.decode()}")
     unit = 1 if sys.platform == "darwin" else 1024
     busy = usage.ru_utime + usage.ru_stime
-    return time.perf_counter() - begun, busy, usage.ru_maxrss * unit
+    return time.perf_counter() - started, busy, usage.ru_maxrss * unit
 
 
 def report(rows: list[dict[str, object]]) -> None:
-    """Print medians as a table for people, and all runs as one line for machines."""
+    """Print medians as a table, and all runs as one line of JSON."""
     print("\n| checkpoint | converter | wall, median (s) | CPU, median (s) | peak resident (MB) |")
     print("|---|---|---|---|---|")
     for key in dict.fromkeys((row["size"], row["converter"]) for row in rows):
@@ -174,7 +178,7 @@ def _write_shard(path: Path, shapes: dict[str, tuple[int, ...]], seed: int) -> N
         header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [position, end]}
         position = end
     raw = json.dumps(header).encode()
-    # one block of random values over and over: quick to make, and as hard to quantize as any
+    # one block of random values, repeated: fast to write, and as slow to quantize as any other
     block = np.random.default_rng(seed).standard_normal(1 << 20, np.float32) * 0.02
     values = (block.view(np.uint32) >> 16).astype(np.uint16).tobytes()
     with path.open("wb") as file:
@@ -185,7 +189,7 @@ def _write_shard(path: Path, shapes: dict[str, tuple[int, ...]], seed: int) -> N
 
 
 def _write_tokenizer(folder: Path) -> None:
-    """Write the smallest tokenizer that mlx-lm's converter insists on."""
+    """Write the smallest tokenizer that mlx-lm's converter accepts."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 

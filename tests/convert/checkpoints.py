@@ -1,4 +1,4 @@
-"""Small checkpoints as people publish them, and conversions of them."""
+"""Small checkpoints in published layouts, and helpers that convert them."""
 
 import json
 import struct
@@ -21,7 +21,7 @@ WIDE = {"hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64
 
 
 def target_folder(folder: Path, family: str = "qwen3", **changes: Any) -> Path:
-    """Write a random target of a family with a tokenizer and what else a repository holds."""
+    """Write a random target of a family with the side files of a repository."""
     write_target(folder, family, **{**WIDE, **changes})
     write_tokenizer(folder)
     (folder / "generation_config.json").write_text('{"do_sample": false}')
@@ -85,7 +85,7 @@ DRAFT2_CONFIG: dict[str, Any] = {
 def draft_weights(
     config: dict[str, Any] = DRAFT_CONFIG, more: tuple[str, ...] = (), seed: int = 3
 ) -> dict[str, mx.array]:
-    """Return the runtime's tensors of a random draft, bfloat16; `more` are names it also has."""
+    """Return the runtime's tensors of a random bfloat16 draft; `more` are additional names."""
     model = draft_model(read_draft_config(config), more)
     names = [(name, array.shape) for name, array in tree_flatten(model.parameters())]
     keys = mx.random.split(mx.random.key(seed), len(names))
@@ -102,7 +102,7 @@ def draft_folder(
     weights: dict[str, mx.array] | None = None,
     config: dict[str, Any] | None = None,
 ) -> Path:
-    """Write a published DFlash v1 draft."""
+    """Write a DFlash draft in its published layout."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config or DRAFT_CONFIG))
     mx.save_safetensors(str(folder / "model.safetensors"), weights or draft_weights())
@@ -110,7 +110,7 @@ def draft_folder(
 
 
 def speculators_config() -> dict[str, Any]:
-    """Return `DRAFT_CONFIG` as speculators spells it: nested, layer ids one higher."""
+    """Return `DRAFT_CONFIG` in speculators layout: nested, layer ids one higher."""
     flat = dict(DRAFT_CONFIG)
     outer = {"architectures", "auto_map", "dflash_config", "block_size", "num_target_layers"}
     return {
@@ -126,7 +126,7 @@ def speculators_config() -> dict[str, Any]:
 
 
 def save_numpy(path: Path, tensors: dict[str, tuple[str, tuple[int, ...], bytes]]) -> None:
-    """Write a safetensors file from types, shapes and bytes, true or not."""
+    """Write a safetensors file from types, shapes and bytes, without checking them."""
     header, data = {}, b""
     for name, (dtype, shape, raw) in tensors.items():
         offsets = [len(data), len(data) + len(raw)]
@@ -137,7 +137,7 @@ def save_numpy(path: Path, tensors: dict[str, tuple[str, tuple[int, ...], bytes]
 
 
 def run(source: Path, out: Path, **options: Any) -> ConversionOutcome:
-    """Convert, without verification unless asked for."""
+    """Convert; verification is off unless requested."""
     options = {"verify": False, **options}
     return convert(ConvertConfig(source=str(source), out=out, **options))
 

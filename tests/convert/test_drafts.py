@@ -1,4 +1,4 @@
-"""Drafts in every layout they are published in become one that loads, with the same values."""
+"""Drafts in every published layout convert to one that loads with the same values."""
 
 import json
 
@@ -35,7 +35,7 @@ COPIES = {"verifier_norm.weight": mx.ones((64,)), "verifier_lm_head.weight": mx.
 
 
 def with_own_head():
-    """A draft whose head predicts 96 of the 260 tokens; d2t gives the steps between ids."""
+    """Tensors of a draft whose head predicts 96 of 260 tokens; d2t maps them to target ids."""
     weights = draft_weights(REDUCED, ("lm_head.weight", "d2t"))
     reached = mx.zeros((260,), dtype=mx.bool_)
     reached[IDS] = True
@@ -84,8 +84,8 @@ def equal(ours, theirs) -> bool:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_layout_converted_equals_the_same_draft_unconverted(tmp_path, target, layout):
-    """Layer ids off by one, or a lost prefix, cost acceptance and nothing else: nobody notices."""
+def test_every_layout_converts_to_the_same_draft(tmp_path, target, layout):
+    """Layer ids off by one, or a lost prefix, lower acceptance without any error."""
     config, make, _ = LAYOUTS[layout]
     run(layout_folder(tmp_path / "source", layout), tmp_path / "out", dequantize=True)
     weights = {name: array for name, array in make().items() if name != "t2d"}
@@ -99,10 +99,8 @@ def test_a_layout_converted_equals_the_same_draft_unconverted(tmp_path, target, 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("options", [{}, {"bits": 8}, {"mode": "mxfp4"}])
-def test_a_quantized_draft_loads_and_computes_what_its_values_say(
-    tmp_path, target, layout, options
-):
-    """4-bit drafts are what people have, and most loaders cannot read them at all."""
+def test_a_quantized_draft_computes_its_dequantized_values(tmp_path, target, layout, options):
+    """A quantized draft computed other values than its dequantized weights."""
     source = layout_folder(tmp_path / "source", layout)
     run(source, tmp_path / "packed", dtype="float32", **options)
     run(tmp_path / "packed", tmp_path / "values", dequantize=True, dtype="float32")
@@ -112,8 +110,8 @@ def test_a_quantized_draft_loads_and_computes_what_its_values_say(
     assert mx.allclose(near[1], values[1], rtol=1e-3, atol=1e-3), "products are those of values"
 
 
-def test_the_tables_of_a_reduced_vocabulary_come_along_as_they_are(tmp_path):
-    """A rounded or reordered table sends every draft token to another word."""
+def test_tables_of_a_reduced_vocabulary_are_copied(tmp_path):
+    """A rounded or reordered table maps every draft token to a wrong target token."""
     layout = "speculators with a reduced vocabulary"
     run(layout_folder(tmp_path / "source", layout), tmp_path / "out", bits=4)
     weights = weights_of(tmp_path / "out")
@@ -121,8 +119,8 @@ def test_the_tables_of_a_reduced_vocabulary_come_along_as_they_are(tmp_path):
     assert weights["lm_head.scales"].shape == (96, 1)
 
 
-def test_the_draft_recipe_keeps_the_sensitive_weights_wide(tmp_path):
-    """fc carries all that the draft knows of its target; half its bits cost the most."""
+def test_the_draft_recipe_keeps_8_bits_for_sensitive_weights(tmp_path):
+    """fc carries all of the target's features; at 4 bits it lowers acceptance most."""
     run(draft_folder(tmp_path / "source"), tmp_path / "out")
     settings = json.loads((tmp_path / "out/config.json").read_text())["quantization"]
     wide = {path for path, entry in settings.items() if isinstance(entry, dict)}
@@ -132,7 +130,7 @@ def test_the_draft_recipe_keeps_the_sensitive_weights_wide(tmp_path):
 
 
 def test_the_whole_configuration_of_a_draft_is_kept(tmp_path):
-    """Conversions elsewhere have lost the mask token and the taps."""
+    """Other converters drop the mask token and the target layer ids."""
     run(draft_folder(tmp_path / "source"), tmp_path / "out")
     config = json.loads((tmp_path / "out/config.json").read_text())
     assert config["dflash_config"] == DRAFT_CONFIG["dflash_config"]
@@ -140,8 +138,8 @@ def test_the_whole_configuration_of_a_draft_is_kept(tmp_path):
     assert "auto_map" not in config, "it would ask for code that did not come along"
 
 
-def test_a_draft_without_its_weights_or_with_others_is_refused(tmp_path):
-    """A missing norm loads as ones and halves the acceptance."""
+def test_missing_and_unexpected_tensors_of_a_draft_are_named(tmp_path):
+    """A missing norm would load as ones and halve the acceptance."""
     weights = draft_weights()
     del weights["hidden_norm.weight"]
     source = draft_folder(tmp_path / "source", weights)
@@ -156,13 +154,13 @@ def test_a_draft_without_its_weights_or_with_others_is_refused(tmp_path):
 
 
 def test_auto_is_refused_for_a_draft(tmp_path):
-    """A draft alone has no text to be measured on; pretending would give a random recipe."""
+    """A draft cannot run on text without its target, so its recipe would be random."""
     with pytest.raises(UnsupportedModel, match="--recipe draft"):
         run(draft_folder(tmp_path / "source"), tmp_path / "out", recipe="auto:5")
 
 
 def test_a_pair_is_one_folder_that_loads(tmp_path, target, monkeypatch):
-    """Target and draft apart are two things to mix up."""
+    """Separate folders of target and draft are easily combined wrongly."""
     monkeypatch.setattr("dflash_mlx.convert.check.acceptance._N_TOKENS", 8)
     source = target_folder(tmp_path / "target", "qwen3")
     out = tmp_path / "pair"
@@ -181,14 +179,14 @@ def test_a_pair_is_one_folder_that_loads(tmp_path, target, monkeypatch):
     [({"hidden_size": 128}, "hidden size 64"), ({"num_hidden_layers": 4}, "layers 3")],
 )
 def test_a_draft_for_another_target_is_refused(tmp_path, changes, words):
-    """Such a pair would run and accept nothing."""
+    """Such a pair would run and accept almost no draft token."""
     source = target_folder(tmp_path / "target", "qwen3", **changes)
     with pytest.raises(PairMismatch, match=words):
         run(source, tmp_path / "out", draft=str(draft_folder(tmp_path / "draft")))
 
 
-def test_target_and_draft_the_wrong_way_round_are_told_apart(tmp_path):
-    """The kind is read from the content, never from a name."""
+def test_swapped_target_and_draft_are_refused(tmp_path):
+    """The kind comes from the content, not from the folder's name."""
     source = target_folder(tmp_path / "dflash-draft", "qwen3")
     draft = draft_folder(tmp_path / "target")
     with pytest.raises(BadRequest, match="give the target first"):

@@ -1,4 +1,4 @@
-"""The SmolLM2 file of the wheel, converted, is the model that the runtime reads from the file."""
+"""The converted SmolLM2 file of the wheel is the model that the runtime reads from the file."""
 
 import mlx.core as mx
 import pytest
@@ -21,7 +21,7 @@ pytestmark = [
 
 
 def test_folder_and_file_hold_the_same_model(tmp_path):
-    """Whoever converts the embedded target must get its text, not something close to it."""
+    """The converted embedded target must give exactly the text of the file."""
     outcome = run(FILE, tmp_path / "out")
     assert outcome.unchanged
     read = read_gguf(FILE)
@@ -36,8 +36,8 @@ def test_folder_and_file_hold_the_same_model(tmp_path):
     assert ours.render(messages, None) == theirs.render(messages, None)
 
 
-def test_the_pair_that_the_command_makes_writes_what_the_nickname_writes(tmp_path, monkeypatch):
-    """The folder is the pair: the target's own text, and a draft that is worth having."""
+def test_the_converted_pair_generates_the_text_of_the_known_pair(tmp_path, monkeypatch):
+    """The converted pair gives the target's text, with a useful draft."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
     out = str(tmp_path / "pair")
     assert main(["convert", "smollm2-135m", "--draft", "auto", "-o", out, "--no-verify"]) == 0

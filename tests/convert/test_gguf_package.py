@@ -1,4 +1,4 @@
-"""Files written by the `gguf` package are read as that package itself reads them, to the bit."""
+"""Files of the `gguf` package convert to exactly the values that the package dequantizes."""
 
 import mlx.core as mx
 import numpy as np
@@ -42,7 +42,7 @@ def shapes(family):
 
 
 def blocks(kind, shape, random):
-    """Bytes [rows, bytes of a row] of a tensor, packed by the package or made up."""
+    """Bytes [rows, bytes of a row] of a tensor, quantized by the package or random."""
     if kind not in HALVES:
         values = random.normal(0, 0.1, shape).astype(np.float32)
         return gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind])
@@ -107,8 +107,8 @@ def _add(writer, key, value):
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 @pytest.mark.parametrize("kind", [*BY_PACKAGE, *HALVES])
-def test_values_are_those_that_the_package_unpacks(tmp_path, family, kind):
-    """A nibble out of order or a row out of place is a model that stammers, in no shape."""
+def test_values_equal_those_of_the_gguf_package(tmp_path, family, kind):
+    """A misplaced nibble or row gives a broken model with correct shapes."""
     expected = write(tmp_path / "tiny.gguf", family, kind)
     run(tmp_path / "tiny.gguf", tmp_path / "out", dequantize=True, dtype="float32")
     found = weights_of(tmp_path / "out")
@@ -119,8 +119,8 @@ def test_values_are_those_that_the_package_unpacks(tmp_path, family, kind):
 
 
 @pytest.mark.parametrize("kind", ["Q5_0", "Q5_1", *HALVES])
-def test_other_types_quantize_to_what_their_values_quantize_to(tmp_path, kind):
-    """The way from a K-quant to MLX goes through its values, and nothing may be lost on it."""
+def test_other_types_quantize_from_their_exact_values(tmp_path, kind):
+    """K-quants convert through their values, which must not be rounded in between."""
     expected = write(tmp_path / "tiny.gguf", "qwen3", kind)
     run(tmp_path / "tiny.gguf", tmp_path / "out", dequantize=True, bits=6, dtype="float32")
     found = weights_of(tmp_path / "out")
@@ -130,8 +130,8 @@ def test_other_types_quantize_to_what_their_values_quantize_to(tmp_path, kind):
             assert mx.array_equal(found[f"{name}.{part}"], array), part
 
 
-def test_rows_read_in_pieces_are_the_rows_of_the_whole(tmp_path):
-    """Reading by row range is what keeps memory small, and where an offset slips."""
+def test_row_ranges_equal_the_whole_tensor(tmp_path):
+    """An offset error appears only when a tensor is read by row range."""
     write(tmp_path / "tiny.gguf", "llama", "Q6_K")
     rows = open_gguf(tmp_path / "tiny.gguf").tensors["model.layers.0.self_attn.q_proj.weight"]
     pieces = [rows.read(start, min(start + 37, 256)) for start in range(0, 256, 37)]

@@ -1,4 +1,4 @@
-"""GGUF files become folders that mlx-lm loads, with the values that ggml's definitions give."""
+"""GGUF files convert to folders that mlx-lm loads, with ggml's values."""
 
 import mlx.core as mx
 import numpy as np
@@ -19,8 +19,8 @@ KINDS = ["F32", "F16", "Q8_0", "Q4_0", "Q4_1"]
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_equal_what_mlx_reads_whole(tmp_path, family, kind):
-    """The order of nibbles and of rotary rows is where readers of GGUF go wrong."""
+def test_rows_equal_whole_tensors_of_mlx(tmp_path, family, kind):
+    """Nibbles or rotary rows in a wrong order give wrong values with correct shapes."""
     path = write_tiny(tmp_path / "tiny.gguf", family, kind)
     ours, whole = open_gguf(path), read_gguf(path)
     assert ours.config == whole.config
@@ -34,8 +34,8 @@ def test_rows_equal_what_mlx_reads_whole(tmp_path, family, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_converted_file_holds_ggml_s_values_without_loss(tmp_path, kind):
-    """Its quantization is MLX's in another order, so nothing needs to be rounded."""
+def test_ggml_values_convert_without_loss(tmp_path, kind):
+    """The file's quantization is MLX's in another byte order, so no value may change."""
     path = write_tiny(tmp_path / "tiny.gguf", "llama", kind)
     run(path, tmp_path / "packed", dequantize=kind in ("F32", "F16"))
     run(path, tmp_path / "values", dequantize=True, dtype="float32")
@@ -49,8 +49,8 @@ def test_a_converted_file_holds_ggml_s_values_without_loss(tmp_path, kind):
     assert mx.isfinite(model(mx.array([[1, 2, 3]]))).all()
 
 
-def test_a_converted_file_gives_the_logits_of_the_file_itself(tmp_path):
-    """The folder and the file must be the same model to the runtime."""
+def test_a_converted_file_gives_the_logits_of_the_file(tmp_path):
+    """The runtime must compute the same logits from the folder and from the file."""
     path = write_tiny(tmp_path / "tiny.gguf", "llama", "Q4_1")
     run(path, tmp_path / "out")
     compute = Compute("cpu", dense=True, dtype=mx.float32)
@@ -62,8 +62,8 @@ def test_a_converted_file_gives_the_logits_of_the_file_itself(tmp_path):
     assert mx.array_equal(*logits)
 
 
-def test_the_tokenizer_comes_along(tmp_path):
-    """A folder without a tokenizer is half a model."""
+def test_the_tokenizer_is_converted(tmp_path):
+    """A converted folder without a tokenizer cannot be used."""
     path = write_tiny(tmp_path / "tiny.gguf")
     run(path, tmp_path / "out", dequantize=True)
     tokenizer = load_tokenizer(tmp_path / "out")
@@ -73,8 +73,8 @@ def test_the_tokenizer_comes_along(tmp_path):
     assert tokenizer.eos_token_id == 256
 
 
-def test_another_width_than_the_file_s_is_refused(tmp_path):
-    """Rounding twice has to be asked for."""
+def test_other_bits_than_those_of_the_file_are_refused(tmp_path):
+    """Quantizing twice needs an explicit option."""
     path = write_tiny(tmp_path / "tiny.gguf", "llama", "Q8_0")
     with pytest.raises(BadRequest, match="--dequantize"):
         run(path, tmp_path / "out", bits=4, group_size=32)
@@ -82,8 +82,8 @@ def test_another_width_than_the_file_s_is_refused(tmp_path):
     run(path, tmp_path / "out", bits=4, group_size=32, dequantize=True)
 
 
-def test_bfloat16_is_read_as_it_is(tmp_path):
-    """MLX's own reader turns it into float16 without a word."""
+def test_bfloat16_is_not_converted(tmp_path):
+    """MLX's own reader converts bfloat16 to float16."""
     path = write_tiny(tmp_path / "tiny.gguf", "llama", "BF16")
     rows = open_gguf(path).tensors["model.layers.0.mlp.up_proj.weight"]
     assert rows.dtype == "BF16"
@@ -91,7 +91,7 @@ def test_bfloat16_is_read_as_it_is(tmp_path):
 
 
 def test_other_types_need_the_gguf_package(tmp_path, monkeypatch):
-    """The way on is a package, and the error has to name it."""
+    """The error must name the package that reads the type."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     path = write_tiny(tmp_path / "tiny.gguf", "llama", "Q4_K")
     with pytest.raises(UnsupportedModel, match=r"Q4_K.*install.* 'gguf>="):

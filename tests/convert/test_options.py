@@ -1,4 +1,4 @@
-"""What a conversion refuses to be asked for."""
+"""Options that a conversion refuses."""
 
 import pytest
 
@@ -17,8 +17,8 @@ from dflash_mlx.errors import BadRequest
         ((None, None, "nvfp4"), Quantization(4, 16, "nvfp4")),
     ],
 )
-def test_flags_mean_one_quantization(flags, meant):
-    """A menu's '8-bit' once became 4 bits on the way; the resolved one is what is used."""
+def test_options_resolve_to_one_quantization(flags, meant):
+    """8 bits were requested once and 4 were used; the resolved value must be the requested one."""
     assert quantization(*flags) == meant
 
 
@@ -26,15 +26,15 @@ def test_flags_mean_one_quantization(flags, meant):
     "flags",
     [(8, None, "mxfp4"), (None, 64, "mxfp4"), (4, None, "mxfp8"), (None, 32, "nvfp4")],
 )
-def test_a_mode_that_fixes_the_bits_contradicts_other_bits(flags):
-    """Ignoring a contradiction gives a model that the user did not ask for."""
+def test_fixed_modes_refuse_other_bits(flags):
+    """An ignored contradiction gives a model that was not requested."""
     with pytest.raises(BadRequest, match="leave out --bits and --group-size"):
         quantization(*flags)
 
 
 @pytest.mark.parametrize("flags", [(7, None, None), (0, None, None), (4, 48, None), (4, 64, "x")])
-def test_values_out_of_range_are_named(flags):
-    """MLX's own error for these comes after an hour, from inside a kernel."""
+def test_values_out_of_range_are_refused(flags):
+    """MLX reports these values only inside a kernel, late in the conversion."""
     with pytest.raises(BadRequest, match="needs one of"):
         quantization(*flags)
 
@@ -48,7 +48,7 @@ def test_values_out_of_range_are_named(flags):
         {"shard_bytes": 0},
     ],
 )
-def test_options_that_cannot_be_honoured_are_refused(options):
-    """An option that is accepted and ignored is a bug."""
+def test_contradicting_options_are_refused(options):
+    """An accepted option was ignored."""
     with pytest.raises(BadRequest):
         ConvertConfig(source="x", **options)

@@ -1,4 +1,4 @@
-"""A recipe says by role and path how wide each weight is."""
+"""Recipes set bits by role and path."""
 
 import mlx.core as mx
 import pytest
@@ -29,17 +29,17 @@ BASE = Quantization(4, 64)
     ],
 )
 def test_every_weight_has_one_role(path, role):
-    """A weight taken for another is quantized as the other."""
+    """A weight with a wrong role gets the bits of another role."""
     assert role_of(path, tied=False) == role
 
 
 def test_a_tied_embedding_is_the_head():
-    """Its rows are multiplied at every token, whatever their name."""
+    """A tied embedding is multiplied at every token, as a head is."""
     assert role_of("model.embed_tokens.weight", tied=True) == "head"
 
 
-def test_a_file_speaks_of_roles_and_paths(tmp_path):
-    """The first path that matches wins over the role, the role over the rest."""
+def test_a_recipe_file_sets_bits_by_role_and_path(tmp_path):
+    """The first matching path precedes the role, and the role precedes the default."""
     file = tmp_path / "mine.toml"
     file.write_text(
         "[roles]\nattention = 6\nnorm = false\n"
@@ -64,8 +64,8 @@ def test_a_file_speaks_of_roles_and_paths(tmp_path):
         ("[roles", "recipe cannot be read"),
     ],
 )
-def test_a_file_that_is_no_recipe_is_one_line(tmp_path, text, words):
-    """A typing error must not quietly fall back to something else."""
+def test_an_invalid_recipe_file_gives_one_line(tmp_path, text, words):
+    """A typing error must not select the default."""
     file = tmp_path / "bad.toml"
     file.write_text(text)
     with pytest.raises(BadRequest, match=words):
@@ -73,13 +73,13 @@ def test_a_file_that_is_no_recipe_is_one_line(tmp_path, text, words):
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    """Nobody remembers what they are called."""
+    """The error must list the names."""
     with pytest.raises(BadRequest, match="uniform, head8, draft, auto"):
         named_recipe("head9", BASE)
 
 
 def test_a_path_that_matches_nothing_is_refused(tmp_path):
-    """A pattern with a typing error would otherwise do nothing for hours."""
+    """A pattern with a typing error would have no effect."""
     file = tmp_path / "mine.toml"
     file.write_text('[paths]\n"model.layer.0.*" = 8\n')
     source = target_folder(tmp_path / "source")
@@ -91,8 +91,8 @@ def errors(scale):
     return tuple(scale / 2**bits for bits in CANDIDATE_BITS)
 
 
-def test_bits_go_where_the_output_error_is_largest():
-    """The point of a mixture: the same size with a smaller worst error."""
+def test_the_largest_output_error_gets_more_bits():
+    """Mixed bits must lower the largest error at the same size."""
     found = [
         QuantizationErrors("a", 1000, errors(1.0)),
         QuantizationErrors("b", 1000, errors(16.0)),
@@ -102,8 +102,8 @@ def test_bits_go_where_the_output_error_is_largest():
 
 
 @pytest.mark.parametrize("average", [2.5, 3.2, 4.5, 6.75, 8.5])
-def test_the_average_is_kept(average):
-    """A user gives an average because that is the memory there is."""
+def test_the_average_is_not_exceeded(average):
+    """The result must not be larger than the requested average."""
     found = [QuantizationErrors(f"w{i}", 100 * (i + 1), errors(i + 0.5)) for i in range(20)]
     widths = allocate_bits(found, average, group_size=64)
     total = sum(weight.n_weights for weight in found)
@@ -113,15 +113,15 @@ def test_the_average_is_kept(average):
 
 @pytest.mark.parametrize("name", ["auto", "auto:", "auto:1", "auto:nan", "auto:9", "auto:four"])
 def test_auto_without_a_possible_average_is_refused(tmp_path, name):
-    """An average that no mixture has would be met by luck or not at all."""
+    """An unreachable average must be refused."""
     source = target_folder(tmp_path / "source")
     with pytest.raises(BadRequest, match=r"for example auto:4\.5"):
         run(source, tmp_path / "out", recipe=name)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
-def test_auto_gives_what_was_asked_and_loses_less_than_uniform(tmp_path, family):
-    """A recipe that costs time has to be better than the one that does not."""
+def test_auto_has_the_requested_size_and_diverges_less_than_uniform(tmp_path, family):
+    """The measured recipe must diverge less than uniform bits."""
     source = target_folder(tmp_path / "source", family)
     weights = weights_of(source)
     for name, array in weights.items():
@@ -138,7 +138,7 @@ def test_auto_gives_what_was_asked_and_loses_less_than_uniform(tmp_path, family)
 
 
 def test_auto_needs_a_tokenizer(tmp_path):
-    """Without text there is nothing to measure on."""
+    """Without a tokenizer there is no text to measure on."""
     source = target_folder(tmp_path / "source")
     for path in source.glob("*token*"):
         path.unlink()

@@ -1,4 +1,4 @@
-"""Killed at any step, a conversion leaves nothing broken and goes on where it stopped."""
+"""A conversion killed at any step leaves no broken output and resumes."""
 
 import json
 import os
@@ -57,8 +57,8 @@ while True:
 """
 
 
-def test_killed_at_every_step_it_resumes_to_the_same_bytes(tmp_path):
-    """A laptop that falls asleep in the third hour must not cost the first two."""
+def test_a_kill_at_every_step_resumes_to_the_same_bytes(tmp_path):
+    """A kill lost the finished files, or gave other bytes."""
     config = {**DRAFT_CONFIG, "num_hidden_layers": 1, "layer_types": ["full_attention"]}
     kept = {name: array for name, array in draft_weights().items() if "layers.1." not in name}
     source = draft_folder(tmp_path / "source", kept, config)
@@ -78,7 +78,7 @@ def test_killed_at_every_step_it_resumes_to_the_same_bytes(tmp_path):
 
 
 def test_finished_files_are_not_written_again(tmp_path):
-    """Resuming that starts over is no resuming."""
+    """A resumed conversion wrote finished files again."""
     source = draft_folder(tmp_path / "source")
     out = tmp_path / "out"
 
@@ -106,8 +106,8 @@ def run_watched(source, out, watch):
     return convert(config, watch)
 
 
-def test_a_changed_source_is_not_continued(tmp_path):
-    """Half of one checkpoint and half of another is no model."""
+def test_a_changed_source_restarts_the_conversion(tmp_path):
+    """A resumed conversion combined two versions of a checkpoint."""
     source = draft_folder(tmp_path / "source")
 
     def stop(report: ConversionProgress) -> None:
@@ -125,7 +125,7 @@ def test_a_changed_source_is_not_continued(tmp_path):
 
 
 def test_two_conversions_into_one_folder_are_refused(tmp_path):
-    """Two writers leave a folder that neither of them meant."""
+    """Two conversions would mix their files in one folder."""
     source = draft_folder(tmp_path / "source")
     entered, done = threading.Event(), threading.Event()
 
@@ -147,7 +147,7 @@ def test_two_conversions_into_one_folder_are_refused(tmp_path):
 
 
 def test_a_finished_folder_is_replaced_only_by_force(tmp_path):
-    """Neither a model nor anything else of the user's is overwritten by accident."""
+    """Existing models and other files must not be overwritten."""
     source = draft_folder(tmp_path / "source")
     out = tmp_path / "out"
     run(source, out, bits=4)
@@ -165,7 +165,7 @@ def test_a_finished_folder_is_replaced_only_by_force(tmp_path):
 
 
 def test_output_inside_its_source_is_refused(tmp_path):
-    """The next conversion would read its own output as part of the source."""
+    """The next conversion would read its own output as a source."""
     source = draft_folder(tmp_path / "source")
     with pytest.raises(BadRequest, match="inside its source"):
         run(source, source / "mlx")
@@ -176,8 +176,8 @@ def test_output_inside_its_source_is_refused(tmp_path):
     assert sorted(path.name for path in source.iterdir()) == ["config.json", "model.safetensors"]
 
 
-def test_a_full_disk_says_so_and_resumes(tmp_path):
-    """`OSError: [Errno 28]` in the middle of a traceback tells nobody that all is not lost."""
+def test_a_full_disk_is_reported_and_resumes(tmp_path):
+    """A full disk gave a traceback that did not mention that the conversion can resume."""
     source = draft_folder(tmp_path / "source")
 
     def fill_up(report: ConversionProgress) -> None:
@@ -192,8 +192,8 @@ def test_a_full_disk_says_so_and_resumes(tmp_path):
     assert (tmp_path / "out/model.safetensors.index.json").exists()
 
 
-def test_too_little_room_is_said_before_the_first_byte(tmp_path, monkeypatch):
-    """Filling the disk to find out that it is too small leaves a machine that cannot even log."""
+def test_too_little_disk_space_is_reported_before_the_first_byte(tmp_path, monkeypatch):
+    """The disk was filled before the missing space was reported."""
     monkeypatch.setattr("dflash_mlx.convert.write.destination.free_bytes", lambda folder: 1000)
     with pytest.raises(OutOfDisk, match="needs"):
         run(draft_folder(tmp_path / "source"), tmp_path / "out")
@@ -201,7 +201,7 @@ def test_too_little_room_is_said_before_the_first_byte(tmp_path, monkeypatch):
 
 
 def test_an_interrupt_ends_all_threads(tmp_path):
-    """Ctrl-C must not leave a thread that goes on writing."""
+    """Ctrl-C left a thread that continued to write."""
     before = threading.active_count()
 
     def interrupt(report: ConversionProgress) -> None:
@@ -213,8 +213,8 @@ def test_an_interrupt_ends_all_threads(tmp_path):
     assert threading.active_count() == before
 
 
-def test_signals_are_left_alone(tmp_path):
-    """A library that installs handlers breaks its host program."""
+def test_signal_handlers_are_unchanged(tmp_path):
+    """A library must not replace signal handlers of its host program."""
     before = signal.getsignal(signal.SIGINT)
     run(draft_folder(tmp_path / "source"), tmp_path / "out")
     assert signal.getsignal(signal.SIGINT) is before

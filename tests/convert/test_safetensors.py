@@ -1,4 +1,4 @@
-"""The reader of safetensors believes nothing that the file itself does not bear out."""
+"""Row ranges of safetensors files are the rows that MLX loads."""
 
 import mlx.core as mx
 import numpy as np
@@ -7,8 +7,8 @@ from dflash_mlx.convert import safetensors
 from dflash_mlx.convert.tensors import chunks, read_all, row_count
 
 
-def test_rows_equal_what_mlx_reads(tmp_path):
-    """Rows read by position must be those that MLX would have loaded."""
+def test_rows_equal_those_of_mlx(tmp_path):
+    """Rows read by position must equal the rows that MLX loads."""
     tensors = {
         "matrix": mx.random.normal((37, 24)).astype(mx.bfloat16),
         "experts": mx.random.normal((3, 5, 8)).astype(mx.float16),

@@ -1,4 +1,4 @@
-"""What comes along with the weights, what is written beside them, and what stays behind."""
+"""Side files of the output: which are copied, which are written, which are left out."""
 
 import json
 import os
@@ -19,8 +19,8 @@ def source(tmp_path_factory):
 
 
 @pytest.mark.parametrize("form", ["jinja", "config", "several"])
-def test_the_chat_template_comes_along_in_either_form(tmp_path, form):
-    """A chat model without its template answers in its own imagination of one."""
+def test_every_form_of_the_chat_template_is_copied(tmp_path, form):
+    """The chat template was lost in one of its forms."""
     folder = target_folder(tmp_path / "source")
     template = (folder / "chat_template.jinja").read_text()
     if form == "config":
@@ -37,26 +37,26 @@ def test_the_chat_template_comes_along_in_either_form(tmp_path, form):
     assert (tmp_path / "out/additional_chat_templates/tool.jinja").exists() == (form == "several")
 
 
-def test_licence_generation_config_and_model_card_come_along(source, tmp_path):
-    """A licence asks to be kept with the work."""
+def test_licence_generation_config_and_model_card_are_copied(source, tmp_path):
+    """A licence must stay with the weights."""
     run(source, tmp_path / "out")
     for name in ("LICENSE", "generation_config.json", "tokenizer.json"):
         assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes()
     assert "# The original" in (tmp_path / "out/SOURCE_README.md").read_text()
 
 
-def test_the_readme_says_where_it_came_from_and_how_to_use_it(source, tmp_path):
-    """A folder of weights that nobody can trace is worth nothing in a year."""
+def test_the_readme_gives_origin_and_usage(source, tmp_path):
+    """The README must record origin and usage."""
     run(source, tmp_path / "out", bits=8, group_size=32)
     text = (tmp_path / "out/README.md").read_text()
     assert "license: apache-2.0" in text.split("---")[1]
     for fact in ("tiny-model", "bits 8, group_size 32", "dflash-mlx chat", "Date of the source"):
         assert fact in text
-    assert str(tmp_path) not in text, "a path of this machine is nobody's business"
+    assert str(tmp_path) not in text, "the README must not contain local paths"
 
 
-def test_code_and_links_that_lead_out_stay_behind(source, tmp_path):
-    """A converted folder gets uploaded; a checkpoint must not choose the user's files for it."""
+def test_code_and_links_out_of_the_folder_are_left_out(source, tmp_path):
+    """A link in a checkpoint must not copy other files of the user into the output."""
     folder = target_folder(tmp_path / "source")
     (tmp_path / "id_rsa").write_text("secret")
     (folder / "notes.txt").symlink_to(tmp_path / "id_rsa")
@@ -69,8 +69,8 @@ def test_code_and_links_that_lead_out_stay_behind(source, tmp_path):
     assert (tmp_path / "out/inside.txt").read_text() == "Apache-2.0"
 
 
-def test_links_into_the_hub_s_store_are_followed(source, tmp_path):
-    """In the hub's cache every file is a link to a blob two folders up."""
+def test_links_into_the_hub_cache_are_followed(source, tmp_path):
+    """In the hub's cache every file is a link to a blob two levels up."""
     snapshot = tmp_path / "models--a--b/snapshots/abc"
     blobs = tmp_path / "models--a--b/blobs"
     snapshot.mkdir(parents=True)
@@ -84,8 +84,8 @@ def test_links_into_the_hub_s_store_are_followed(source, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["loop.txt", "tokenizer_extra.json"])
-def test_links_in_a_circle_are_one_line(tmp_path, name):
-    """Following them is a RuntimeError, or forever."""
+def test_circular_links_give_one_line(tmp_path, name):
+    """Circular links gave a RuntimeError."""
     folder = target_folder(tmp_path / "source")
     os.symlink(folder / name, folder / name)
     with pytest.raises(BadCheckpoint, match="broken or circular link"):
@@ -93,8 +93,8 @@ def test_links_in_a_circle_are_one_line(tmp_path, name):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_card_says_what_the_pair_is(source, tmp_path):
-    """Whoever loads it later has only this to see whether two folders belong together."""
+def test_the_card_describes_the_pair(source, tmp_path):
+    """The pair card is the only record of which target and draft belong together."""
     draft = draft_folder(tmp_path / "draft")
     run(source, tmp_path / "out", draft=str(draft))
     card = Manifest.read(tmp_path / "out")
@@ -116,7 +116,7 @@ def test_the_card_says_what_the_pair_is(source, tmp_path):
     [("target", "vocab_size", 1), ("target", "tokenizer", "x"), ("draft", "block_size", 16)],
 )
 def test_a_card_that_does_not_fit_names_the_field(source, tmp_path, kind, field, value):
-    """Files of two conversions mixed together show in no shape."""
+    """Files of two conversions may have equal shapes; the card must reveal the mixture."""
     out = tmp_path / "out"
     run(source, out, draft=str(draft_folder(tmp_path / "draft")))
     table = json.loads((out / "pair.json").read_text())
@@ -126,8 +126,8 @@ def test_a_card_that_does_not_fit_names_the_field(source, tmp_path, kind, field,
         load(str(out))
 
 
-def test_a_card_says_nothing_of_a_draft_from_elsewhere(source, tmp_path):
-    """A user may try another draft with a converted target."""
+def test_a_card_does_not_apply_to_another_draft(source, tmp_path):
+    """Another draft with a converted target must not be checked against the card."""
     out = tmp_path / "out"
     run(source, out, draft=str(draft_folder(tmp_path / "draft")))
     other = draft_folder(tmp_path / "other", config={**DRAFT_CONFIG, "block_size": 4})
@@ -137,8 +137,8 @@ def test_a_card_says_nothing_of_a_draft_from_elsewhere(source, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["{", "{}", '{"format": 2}', '{"format": 1}', "[]"])
-def test_a_broken_card_is_one_line(tmp_path, text):
-    """A half-written JSON file is the user's crash, not our traceback."""
+def test_a_broken_card_gives_one_line(tmp_path, text):
+    """A truncated card gave a traceback."""
     (tmp_path / "pair.json").write_text(text)
     with pytest.raises(BadCheckpoint):
         Manifest.read(tmp_path)

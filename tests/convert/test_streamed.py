@@ -1,4 +1,4 @@
-"""A linear layer read by row range computes what the whole layer computes, holding a chunk."""
+"""A linear layer read by row range computes the same as the whole layer, in one chunk of memory."""
 
 import json
 
@@ -17,7 +17,7 @@ from tests.convert.test_trace import Held
 
 @pytest.fixture
 def short_chunks(monkeypatch):
-    """Chunks of three rows, whatever their width."""
+    """Chunks of three rows."""
     monkeypatch.setattr(
         "dflash_mlx.convert.plan.streamed.chunks",
         lambda rows: chunks(rows, 3 * rows.shape[-1] * 4),
@@ -25,7 +25,7 @@ def short_chunks(monkeypatch):
 
 
 class Watched(Held):
-    """Rows that note the longest range that was read of them."""
+    """Rows that record the longest range that was read."""
 
     longest = 0
 
@@ -35,8 +35,8 @@ class Watched(Held):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_products_are_those_of_the_whole_layer(short_chunks, bias):
-    """Three rows at a time, the last range shorter than the others, a bias at the end."""
+def test_products_equal_those_of_the_whole_layer(short_chunks, bias):
+    """Row ranges, a shorter last range and a bias must not change the product."""
     linear = nn.Linear(8, 10, bias=bias)
     rows = Watched(linear.weight)
     streamed = StreamedLinear(linear, rows, mx.float32)
@@ -46,8 +46,8 @@ def test_products_are_those_of_the_whole_layer(short_chunks, bias):
     assert mx.array_equal(streamed.weight, linear.weight)
 
 
-def test_a_layer_without_its_linear_weights_gives_the_layer_s_output(tmp_path, short_chunks):
-    """A weight of the layer before, or one that was never put back, would show only in figures."""
+def test_streamed_layers_give_the_output_of_loaded_layers(tmp_path, short_chunks):
+    """A weight left over from another layer changes only the values."""
     source = target_folder(tmp_path / "source", "qwen3")
     weights = {name: array.astype(mx.float32) for name, array in weights_of(source).items()}
     values = {name: Held(array) for name, array in weights.items()}

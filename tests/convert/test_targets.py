@@ -1,4 +1,4 @@
-"""Converted targets hold what mlx-lm's own converter makes of them, and load in mlx-lm."""
+"""Converted targets equal those of mlx-lm's converter and load in mlx-lm."""
 
 import json
 
@@ -28,7 +28,7 @@ def source(request, tmp_path_factory):
 
 @pytest.mark.parametrize("flags", FLAGS)
 def test_weights_equal_those_of_mlx_lm(source, tmp_path, flags):
-    """A converter of its own that rounds differently would be a second truth."""
+    """Other rounding than mlx-lm's would give other models under the same options."""
     ours, theirs = FLAGS[flags]
     run(source, tmp_path / "ours", **ours)
     mlx_lm_convert(str(source), str(tmp_path / "theirs"), quantize=True, **theirs)
@@ -36,8 +36,8 @@ def test_weights_equal_those_of_mlx_lm(source, tmp_path, flags):
 
 
 @pytest.mark.parametrize("recipe", ["uniform", "head8"])
-def test_the_output_runs_in_mlx_lm_as_it_is(source, tmp_path, recipe):
-    """The settings of every path must be where mlx-lm looks for them."""
+def test_the_output_runs_in_mlx_lm(source, tmp_path, recipe):
+    """mlx-lm must find the quantization settings of every path."""
     run(source, tmp_path / "out", recipe=recipe)
     model, config = load_model(tmp_path / "out")
     logits = model(mx.array([[1, 2, 3]]))
@@ -49,7 +49,7 @@ def test_the_output_runs_in_mlx_lm_as_it_is(source, tmp_path, recipe):
 
 
 def test_the_same_options_give_the_same_bytes(source, tmp_path):
-    """Only then can a hash say that two people have the same model."""
+    """Equal options must give equal hashes."""
     run(source, tmp_path / "a", bits=4, verify=True)
     run(source, tmp_path / "b", bits=4, verify=True)
     assert snapshot(tmp_path / "a") == snapshot(tmp_path / "b")
@@ -57,7 +57,7 @@ def test_the_same_options_give_the_same_bytes(source, tmp_path):
 
 @pytest.mark.parametrize("options", [{"bits": 4}, {}, {"recipe": "head8"}, {"mode": "mxfp8"}])
 def test_converting_an_output_again_changes_nothing(source, tmp_path, options):
-    """A second pass has shifted norms twice and rounded twice in every converter so far."""
+    """A second conversion shifted norms or rounded weights again."""
     run(source, tmp_path / "once", **options)
     again = {} if options == {} else options
     outcome = run(tmp_path / "once", tmp_path / "twice", **again)
@@ -65,16 +65,16 @@ def test_converting_an_output_again_changes_nothing(source, tmp_path, options):
     assert snapshot(tmp_path / "once") == snapshot(tmp_path / "twice")
 
 
-def test_another_width_for_a_quantized_source_is_refused_with_the_way_out(source, tmp_path):
-    """Rounding rounded values by accident is how good models get a bad name."""
+def test_other_bits_for_a_quantized_source_are_refused_with_a_remedy(source, tmp_path):
+    """Quantized values must not be quantized again without an explicit option."""
     run(source, tmp_path / "once", bits=4)
     with pytest.raises(BadRequest, match="--dequantize"):
         run(tmp_path / "once", tmp_path / "twice", bits=8)
     assert not (tmp_path / "twice").exists()
 
 
-def test_dequantize_gives_the_values_that_mlx_lm_gives(source, tmp_path):
-    """Alone it leaves the result unquantized; with a width it quantizes anew."""
+def test_dequantize_gives_the_values_of_mlx_lm(source, tmp_path):
+    """--dequantize alone gives unquantized weights; with bits, it quantizes the values again."""
     run(source, tmp_path / "packed", bits=4)
     run(tmp_path / "packed", tmp_path / "plain", dequantize=True)
     mlx_lm_convert(str(tmp_path / "packed"), str(tmp_path / "theirs"), dequantize=True)
@@ -85,8 +85,8 @@ def test_dequantize_gives_the_values_that_mlx_lm_gives(source, tmp_path):
     assert mx.isfinite(model(mx.array([[1]]))).all()
 
 
-def test_shards_hold_what_one_file_holds(source, tmp_path):
-    """An index that is off by one shard loads half a model."""
+def test_shards_hold_the_weights_of_one_file(source, tmp_path):
+    """An index with wrong file names loads part of a model."""
     run(source, tmp_path / "one", bits=4)
     run(source, tmp_path / "many", bits=4, shard_bytes=20_000)
     files = list((tmp_path / "many").glob("*.safetensors"))
@@ -98,8 +98,8 @@ def test_shards_hold_what_one_file_holds(source, tmp_path):
         assert name in mx.load(str(tmp_path / "many" / file))
 
 
-def test_a_group_that_does_not_divide_is_listed_and_kept_plain_only_if_asked(tmp_path):
-    """mlx-lm leaves such weights unquantized without a word."""
+def test_undivided_rows_are_listed_and_left_unquantized_on_request(tmp_path):
+    """mlx-lm leaves such weights unquantized without a message."""
     source = target_folder(tmp_path / "odd", "qwen3", intermediate_size=96)
     with pytest.raises(BadRequest, match="down_proj"):
         run(source, tmp_path / "out", bits=4)
@@ -110,8 +110,8 @@ def test_a_group_that_does_not_divide_is_listed_and_kept_plain_only_if_asked(tmp
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_a_weight_that_is_not_a_number_is_named_and_nothing_is_left(source, tmp_path, value):
-    """A damaged checkpoint should not become a quantized damaged checkpoint."""
+def test_nan_and_infinity_are_named_and_leave_no_output(source, tmp_path, value):
+    """A damaged checkpoint must be refused and leave no output."""
     broken = tmp_path / "broken"
     weights = weights_of(source)
     name = "model.layers.1.self_attn.o_proj.weight"
@@ -144,8 +144,8 @@ def test_a_weight_that_is_not_a_number_is_named_and_nothing_is_left(source, tmp_
         ({"model_type": None}, BadCheckpoint, "has no model_type"),
     ],
 )
-def test_a_configuration_that_does_not_fit_is_one_line(source, tmp_path, change, error, words):
-    """The error must come before the first byte is written, and say what to do."""
+def test_a_wrong_configuration_gives_one_line(source, tmp_path, change, error, words):
+    """The error must be one line and precede any output."""
     bad = tmp_path / "bad"
     bad.mkdir()
     config = json.loads((source / "config.json").read_text())

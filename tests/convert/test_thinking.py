@@ -1,4 +1,4 @@
-"""A converted pair thinks, or does not, as its draft was trained to."""
+"""A converted pair uses the thinking mode of its draft's training."""
 
 import json
 
@@ -15,7 +15,7 @@ SAYS_MODE = "{{ messages[0]['content'] }}{{ ' on' if enable_thinking else ' off'
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    """A converted pair of a target that can think; its card says no mode."""
+    """A converted pair of a target with a thinking mode; its card gives no mode."""
     folder = tmp_path_factory.mktemp("pair")
     source = target_folder(folder / "target")
     tokenizer = json.loads((source / "tokenizer.json").read_text())
@@ -32,8 +32,8 @@ def write_thinking(folder, thinking):
 
 
 @pytest.mark.parametrize("trained", [True, False])
-def test_the_card_s_mode_is_the_default_and_another_is_warned_of(pair, trained):
-    """A converted pair thought where the same pair by its nickname did not, at half the speed."""
+def test_the_card_gives_the_default_thinking_mode(pair, trained):
+    """A converted pair used another thinking mode than the known pair, at half the speed."""
     write_thinking(pair, trained)
     with load(str(pair)) as engine:
         assert engine.resolve().thinking is trained
@@ -44,8 +44,8 @@ def test_the_card_s_mode_is_the_default_and_another_is_warned_of(pair, trained):
         assert f"trained with thinking {'on' if trained else 'off'}" in notice
 
 
-def test_a_draft_from_elsewhere_is_not_what_the_card_speaks_of(pair, tmp_path):
-    """A card that says how one draft was trained was believed of every other."""
+def test_the_mode_of_a_card_applies_to_its_draft_only(pair, tmp_path):
+    """The card's training mode of one draft was applied to other drafts."""
     write_thinking(pair, False)
     run(draft_folder(tmp_path / "draft"), tmp_path / "other")
     with load(str(pair), str(tmp_path / "other")) as engine:
@@ -55,8 +55,8 @@ def test_a_draft_from_elsewhere_is_not_what_the_card_speaks_of(pair, tmp_path):
         assert engine.loaded.trained_thinking is True
 
 
-def test_a_known_draft_brings_its_mode_alone_or_in_a_pair(pair, tmp_path, monkeypatch):
-    """A draft converted apart from its target lost the mode that the registry knows."""
+def test_a_known_draft_keeps_its_mode(pair, tmp_path, monkeypatch):
+    """A draft converted without its target lost the mode of the registry."""
     card = registry.find("qwen3-8b")
     monkeypatch.setattr(
         registry, "card_of_draft", lambda name: card if name == "known-draft" else None
@@ -69,7 +69,7 @@ def test_a_known_draft_brings_its_mode_alone_or_in_a_pair(pair, tmp_path, monkey
 
 
 def test_a_pair_converted_again_keeps_its_mode(pair, tmp_path):
-    """Requantizing a pair made it forget how its draft was trained."""
+    """Quantizing a pair again lost the mode of its draft."""
     write_thinking(pair, False)
     run(pair, tmp_path / "again", dequantize=True)
     assert Manifest.read(tmp_path / "again").thinking is False

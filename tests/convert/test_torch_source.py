@@ -1,4 +1,4 @@
-"""PyTorch checkpoints are read as weights only, or not at all."""
+"""PyTorch checkpoints are read as weights only, or refused."""
 
 import json
 import pickle
@@ -22,7 +22,7 @@ from tests.convert.checkpoints import (
 
 
 class Hostile:
-    """Unpickling this would run a function."""
+    """Unpickling this object runs a function."""
 
     def __reduce__(self):
         return exec, ("raise SystemExit('a pickle was executed')",)
@@ -82,8 +82,8 @@ def bin_folder(folder, torch):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize(("family", "n_files"), [("llama", 1), ("qwen3", 3)])
-def test_files_of_torch_save_equal_the_safetensors_build(tmp_path, torch, dtype, family, n_files):
-    """Both are published side by side; a converter that reads one differently is broken."""
+def test_torch_files_convert_like_the_safetensors_build(tmp_path, torch, dtype, family, n_files):
+    """The PyTorch and safetensors builds of one model must convert to the same bytes."""
     safe, bins = target_as_bins(tmp_path, dtype, torch, family, n_files)
     run(bins, tmp_path / "a", dequantize=True)
     assert same(weights_of(tmp_path / "a"), weights_of(safe)) == []
@@ -92,8 +92,8 @@ def test_files_of_torch_save_equal_the_safetensors_build(tmp_path, torch, dtype,
     assert same(weights_of(tmp_path / "b"), weights_of(tmp_path / "c")) == []
 
 
-def test_a_file_given_by_name_is_the_file_that_is_read(tmp_path, torch):
-    """A folder with two builds in it gave the other one."""
+def test_a_file_given_by_name_is_read(tmp_path, torch):
+    """A folder with two builds converted the other one."""
     safe, bins = target_as_bins(tmp_path, "float16", torch)
     run(safe, tmp_path / "expected", bits=4)
     (bins / "pytorch_model.bin").rename(safe / "other.pt")
@@ -103,7 +103,7 @@ def test_a_file_given_by_name_is_the_file_that_is_read(tmp_path, torch):
 
 
 def test_parameters_views_and_shared_tensors_are_read_by_value(tmp_path, torch):
-    """What people save is not always tidy: parameters, transposed views, one tensor twice."""
+    """Parameters, transposed views and shared tensors must convert to their values."""
     weights = draft_weights()
     state = {name: as_torch(array, torch) for name, array in weights.items()}
     state["fc.weight"] = torch.nn.Parameter(state["fc.weight"])
@@ -118,8 +118,8 @@ def test_parameters_views_and_shared_tensors_are_read_by_value(tmp_path, torch):
     assert same(weights_of(tmp_path / "out"), weights) == []
 
 
-def test_files_older_than_torch_1_6_are_named_as_such(tmp_path, torch):
-    """They cannot be read in pieces; calling them truncated sends people downloading again."""
+def test_files_from_before_torch_1_6_are_named(tmp_path, torch):
+    """These files cannot be read by row range; the error must not call them truncated."""
     bin_folder(tmp_path / "bin", torch)
     state = torch.load(tmp_path / "bin/pytorch_model.bin", weights_only=True)
     torch.save(state, tmp_path / "bin/pytorch_model.bin", _use_new_zipfile_serialization=False)
@@ -128,7 +128,7 @@ def test_files_older_than_torch_1_6_are_named_as_such(tmp_path, torch):
 
 
 def test_a_truncated_file_is_named(tmp_path, torch):
-    """Half a download is the commonest broken checkpoint."""
+    """An incomplete download must be named."""
     folder = bin_folder(tmp_path / "bin", torch)
     raw = (folder / "pytorch_model.bin").read_bytes()
     (folder / "pytorch_model.bin").write_bytes(raw[: len(raw) // 2])
@@ -138,14 +138,14 @@ def test_a_truncated_file_is_named(tmp_path, torch):
 
 
 def test_weights_equal_those_of_the_safetensors_build(tmp_path, torch):
-    """bfloat16 has no NumPy type; a detour through float16 would lose bits."""
+    """NumPy has no bfloat16; a conversion to float16 loses bits."""
     run(bin_folder(tmp_path / "bin", torch), tmp_path / "a", dequantize=True)
     run(draft_folder(tmp_path / "safe"), tmp_path / "b", dequantize=True)
     assert same(weights_of(tmp_path / "a"), weights_of(tmp_path / "b")) == []
 
 
 def test_a_pickle_is_never_executed(tmp_path, torch):
-    """Loading a stranger's pickle is running a stranger's program."""
+    """A pickle can run any program."""
     (tmp_path / "config.json").write_text(json.dumps(DRAFT_CONFIG))
     for save in (pickle.dump, torch.save):
         with (tmp_path / "pytorch_model.bin").open("wb") as file:
@@ -154,8 +154,8 @@ def test_a_pickle_is_never_executed(tmp_path, torch):
             run(tmp_path, tmp_path.with_name("out"))
 
 
-def test_without_torch_the_way_on_is_named_and_nothing_is_unpickled(tmp_path, monkeypatch):
-    """Python's own pickle would be an easy and unsafe way out."""
+def test_without_torch_the_file_is_refused_and_not_unpickled(tmp_path, monkeypatch):
+    """Without torch, the file must not be read with Python's pickle."""
     monkeypatch.setitem(sys.modules, "torch", None)
     (tmp_path / "config.json").write_text(json.dumps(DRAFT_CONFIG))
     (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps({"w": Hostile()}))
@@ -164,15 +164,15 @@ def test_without_torch_the_way_on_is_named_and_nothing_is_unpickled(tmp_path, mo
 
 
 @pytest.mark.parametrize("name", ["../pytorch_model.bin", "/etc/passwd", ".."])
-def test_an_index_reaches_nothing_outside_its_folder(tmp_path, name):
-    """A checkpoint must not make us open other files of its user."""
+def test_an_index_cannot_name_files_outside_its_folder(tmp_path, name):
+    """An index must not open other files of the user."""
     (tmp_path / torch_files.INDEX).write_text(json.dumps({"weight_map": {"w": name}}))
     with pytest.raises(BadCheckpoint, match="Do not trust"):
         torch_files.read_folder(tmp_path)
 
 
 def test_a_missing_shard_is_named(tmp_path):
-    """Half a download is the commonest broken checkpoint."""
+    """An incomplete download must be named."""
     (tmp_path / torch_files.INDEX).write_text('{"weight_map": {"w": "a.bin"}}')
     with pytest.raises(BadCheckpoint, match=r"lacks the shard a\.bin"):
         torch_files.read_folder(tmp_path)

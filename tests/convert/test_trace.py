@@ -1,4 +1,4 @@
-"""mlx-lm's own rules, followed row by row, give what mlx-lm makes of whole tensors."""
+"""mlx-lm's `sanitize`, traced by row, gives the same as on whole tensors."""
 
 import mlx.core as mx
 import numpy as np
@@ -12,7 +12,7 @@ from dflash_mlx.convert.tensors import dtype_name, from_mlx, read_all, row_count
 
 
 class Held:
-    """A tensor in memory that counts the rows read of it."""
+    """A tensor in memory that counts the rows that are read."""
 
     def __init__(self, array):
         self.array = array
@@ -103,8 +103,8 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_rows_equal_what_the_rule_makes_of_whole_tensors(case):
-    """A stack in another order, or a norm shifted once too often, gives fluent nonsense."""
+def test_rows_equal_the_rule_on_whole_tensors(case):
+    """Experts in a wrong order, or a norm shifted twice, give wrong text with correct shapes."""
     config, make, whole = CASES[case]
     tensors = make()
     found = trace_rule(build_model(config, "x").sanitize, {n: Held(a) for n, a in tensors.items()})
@@ -122,16 +122,16 @@ def test_rows_equal_what_the_rule_makes_of_whole_tensors(case):
             assert any(part in name for part in whole), f"{name} is read whole"
 
 
-def test_a_chunk_of_a_stack_reads_only_its_own_rows():
-    """Experts stacked in memory are what makes a converter need more than the machine has."""
+def test_a_chunk_of_stacked_experts_reads_only_its_rows():
+    """Experts stacked in memory exceed the memory of the machine."""
     tensors = {name: Held(array) for name, array in qwen3_moe_tensors().items()}
     found = trace_rule(build_model(QWEN3_MOE, "x").sanitize, tensors)
     found["model.layers.0.mlp.switch_mlp.up_proj.weight"].read(20, 28)
     assert sum(held.n_read for held in tensors.values()) == 8
 
 
-def test_a_rule_that_computes_is_followed_too():
-    """Whatever moves more than rows is computed from exactly the tensors that it needs."""
+def test_computed_outputs_read_only_their_inputs():
+    """Outputs that are not rearranged rows are computed from only the tensors they depend on."""
     tensors = {"a": Held(random(4, 6)), "b": Held(random(4, 6)), "c": Held(random(9, 9))}
 
     def rule(arrays):

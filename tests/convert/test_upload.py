@@ -1,4 +1,4 @@
-"""`--upload`: asked first, the folder whole, through the installed huggingface-hub's own calls."""
+"""`--upload` asks first and sends the whole folder with the installed huggingface-hub."""
 
 import io
 import json
@@ -29,45 +29,45 @@ def hub(monkeypatch):
         yield stub
 
 
-def test_a_no_reaches_nobody(folder, hub):
-    """What is public once cannot be taken back."""
+def test_without_confirmation_there_is_no_request(folder, hub):
+    """Without confirmation there must be no request."""
     asked = []
 
     def no(question):
         asked.append(question)
         return False
 
-    assert upload_folder(folder, "somebody/model", no) is None
+    assert upload_folder(folder, "owner/model", no) is None
     assert hub.requests == []
-    assert "somebody/model" in asked[0]
+    assert "owner/model" in asked[0]
     assert "anybody can read" in asked[0]
 
 
-def test_a_yes_sends_every_file_as_it_is(folder, hub):
-    """A function of the hub's package that was renamed would show on the day of the release."""
-    page = upload_folder(folder, "somebody/model", lambda question: True)
-    assert page == f"{hub.url}/somebody/model"
-    assert hub.created == [{"name": "model", "organization": "somebody"}]
+def test_a_confirmed_upload_sends_every_file(folder, hub):
+    """A renamed function of huggingface-hub must fail here."""
+    page = upload_folder(folder, "owner/model", lambda question: True)
+    assert page == f"{hub.url}/owner/model"
+    assert hub.created == [{"name": "model", "organization": "owner"}]
     assert hub.files == snapshot(folder)
 
 
-def test_a_refusal_says_to_log_in(folder, hub):
-    """The commonest failure is a missing token, met after hours of converting."""
+def test_a_refusal_names_the_login_command(folder, hub):
+    """The usual failure is a missing token; the error must name the command."""
     hub.status = 401
     with pytest.raises(DownloadFailed, match="hf auth login"):
-        upload_folder(folder, "somebody/model", lambda question: True)
+        upload_folder(folder, "owner/model", lambda question: True)
 
 
-def test_a_folder_that_is_no_conversion_is_refused(tmp_path, hub):
-    """Whatever lies in a folder by mistake would be public."""
+def test_a_folder_without_a_conversion_is_refused(tmp_path, hub):
+    """A folder without a conversion must not be published."""
     with pytest.raises(BadRequest, match="not a finished conversion"):
-        upload_folder(tmp_path, "somebody/model", lambda question: True)
+        upload_folder(tmp_path, "owner/model", lambda question: True)
     assert hub.requests == []
 
 
 @pytest.mark.parametrize("name", ["", "a b/c", "a/b/c", "../x"])
-def test_a_bad_name_is_refused_before_hours_of_converting(tmp_path, name):
-    """A typing error that shows at the very end costs a night."""
+def test_a_bad_name_is_refused_before_converting(tmp_path, name):
+    """A wrong repository name was reported only after the conversion."""
     source = draft_folder(tmp_path / "source")
     code = main(["convert", str(source), "-o", str(tmp_path / "out"), "--upload", name])
     assert code == 2
@@ -75,16 +75,16 @@ def test_a_bad_name_is_refused_before_hours_of_converting(tmp_path, name):
 
 
 @pytest.mark.parametrize(("typed", "sent"), [("", False), ("n\n", False), ("y\n", True)])
-def test_only_a_yes_that_was_typed_uploads(tmp_path, hub, monkeypatch, capsys, typed, sent):
-    """A script that runs at night has not said yes, and its stdout is still one JSON object."""
+def test_only_a_typed_yes_uploads(tmp_path, hub, monkeypatch, capsys, typed, sent):
+    """An empty stdin must count as no, and stdout must stay one JSON object."""
     monkeypatch.setattr("sys.stdin", io.StringIO(typed))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
     source = draft_folder(tmp_path / "source")
     out = tmp_path / "out"
-    options = ["--no-verify", "--json", "--upload", "somebody/model"]
+    options = ["--no-verify", "--json", "--upload", "owner/model"]
     assert main(["convert", str(source), "-o", str(out), *options]) == 0
     assert (hub.files == snapshot(out)) is sent
     assert bool(hub.requests) is sent
-    shown = capsys.readouterr()
-    assert bool(json.loads(shown.out)["uploaded"]) is sent
-    assert "anybody can read" in shown.err
+    printed = capsys.readouterr()
+    assert bool(json.loads(printed.out)["uploaded"]) is sent
+    assert "anybody can read" in printed.err

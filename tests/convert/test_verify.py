@@ -1,4 +1,4 @@
-"""The check finds what is wrong, and its figures are those of a calculation by hand."""
+"""Verification finds damaged output, and its numbers equal a direct computation."""
 
 import json
 
@@ -23,7 +23,7 @@ def source(tmp_path_factory):
 
 
 def test_errors_are_those_of_the_dequantized_weights(source, tmp_path):
-    """An error that is not the error of what gets loaded is a number to look good."""
+    """The reported error must be the error of the weights that are loaded."""
     outcome = run(source, tmp_path / "out", bits=3, verify=True)
     before, after = weights_of(source), weights_of(tmp_path / "out")
     for error in outcome.checks[0].errors:
@@ -39,8 +39,8 @@ def test_errors_are_those_of_the_dequantized_weights(source, tmp_path):
         assert error.largest == pytest.approx(np.abs(values - exact).max(), rel=1e-4)
 
 
-def test_divergence_is_that_of_the_two_models_run_whole(source, tmp_path):
-    """Layer by layer and by pieces of the vocabulary, the result must be the same."""
+def test_divergence_equals_that_of_the_whole_models(source, tmp_path):
+    """The divergence by layers and chunks must equal that of the whole models."""
     outcome = run(source, tmp_path / "out", bits=4, verify=True)
     found = outcome.checks[0].divergence
     tokens = load_tokenizer(source).encode(TEXT)[:256]
@@ -57,8 +57,8 @@ def test_divergence_is_that_of_the_two_models_run_whole(source, tmp_path):
     assert found.top1_agreement == pytest.approx(same.item(), abs=0.02)
 
 
-def test_a_vocabulary_in_pieces_is_one_distribution(monkeypatch):
-    """Maximum and sum move from piece to piece; a slip shows only in large vocabularies."""
+def test_chunks_of_the_vocabulary_are_one_distribution(monkeypatch):
+    """Maximum and sum continue across chunks; an error appears only with several chunks."""
     monkeypatch.setattr(
         "dflash_mlx.convert.check.divergence.chunks", lambda rows: [(0, 3), (3, 50), (50, 97)]
     )
@@ -74,16 +74,16 @@ def test_a_vocabulary_in_pieces_is_one_distribution(monkeypatch):
     assert found.largest_kl == pytest.approx(kl.max().item(), rel=1e-4)
 
 
-def test_an_unchanged_head_diverges_by_nothing():
-    """Noise in the zero would hide small losses."""
+def test_equal_heads_have_no_divergence():
+    """A nonzero result for equal heads would hide small errors."""
     head, hidden = Held(mx.random.normal((50, 16))), mx.random.normal((4, 16))
     found = divergence(head, head, hidden, hidden)
     assert found.mean_kl < 1e-6
     assert found.top1_agreement == 1
 
 
-def test_a_flipped_bit_on_the_disk_is_found(tmp_path):
-    """A failing disk reads back something else than was written."""
+def test_a_flipped_bit_is_found(tmp_path):
+    """A failing disk returns other bytes than were written."""
     source = draft_folder(tmp_path / "source")
     run(source, tmp_path / "out", dequantize=True)
     job = plan_conversion(ConvertConfig(source=str(source), dequantize=True))[0]
@@ -96,7 +96,7 @@ def test_a_flipped_bit_on_the_disk_is_found(tmp_path):
 
 
 def test_a_missing_tensor_is_found(tmp_path):
-    """Everything else may be right and the model still be deaf."""
+    """A missing tensor must fail the check."""
     source = draft_folder(tmp_path / "source")
     run(source, tmp_path / "out", bits=4)
     job = plan_conversion(ConvertConfig(source=str(source), bits=4))[0]
@@ -107,8 +107,8 @@ def test_a_missing_tensor_is_found(tmp_path):
         check_names(job, tmp_path / "out")
 
 
-def test_the_report_is_in_the_folder_and_holds_no_clock(source, tmp_path):
-    """A report with times in it makes equal conversions differ."""
+def test_the_report_contains_no_times(source, tmp_path):
+    """Times in the report make equal conversions differ."""
     run(source, tmp_path / "out", bits=4, verify=True)
     report = json.loads((tmp_path / "out/conversion.json").read_text())
     check = report["models"]["."]["check"]

@@ -1,4 +1,4 @@
-"""A hub that takes uploads, in a few lines, over loopback: what is created, what arrives."""
+"""A loopback hub that records created repositories and uploaded files."""
 
 import base64
 import json
@@ -13,7 +13,7 @@ from tests.hub.stub import on_loopback
 
 @dataclass
 class UploadStub:
-    """`created` repositories, `files` by name, all `requests` as "METHOD path"; how it refuses."""
+    """`created` repositories, `files` by name, `requests` as "METHOD path"."""
 
     created: list[dict[str, Any]] = field(default_factory=list)
     files: dict[str, bytes] = field(default_factory=dict)
@@ -51,14 +51,14 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer(self.hub.status, {"error": "not with this token"})
         if path == "/api/repos/create":
             self.hub.created.append(json.loads(body))
-            return self._answer(200, {"url": f"{self.hub.url}/somebody/model", "id": "x"})
+            return self._answer(200, {"url": f"{self.hub.url}/owner/model", "id": "x"})
         if "/preupload/" in path:
             names = [file["path"] for file in json.loads(body)["files"]]
             kind = {"uploadMode": "regular", "shouldIgnore": False}
             return self._answer(200, {"files": [{"path": name, **kind} for name in names]})
         if "/commit/" in path:
             self._take(body)
-            found = {"commitUrl": f"{self.hub.url}/somebody/model/commit/1", "commitOid": "1"}
+            found = {"commitUrl": f"{self.hub.url}/owner/model/commit/1", "commitOid": "1"}
             return self._answer(200, {"success": True, "hookOutput": "", **found})
         return self._answer(200, {"errors": [], "warnings": []})
 
