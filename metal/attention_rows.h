@@ -34,7 +34,7 @@ struct attention_rows {
 
 // Loads COUNT elements from `from`, `step` apart.
 template <int COUNT, typename T>
-inline void load_strided(const device T* from, long step, thread T* into) {
+inline void load_strided(const device T* from, long step, thread T (&into)[COUNT]) {
   if (step == 1) {
     UNROLL
     for (int i = 0; i < COUNT; ++i) {

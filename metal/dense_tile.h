@@ -10,7 +10,7 @@
 
 // Loads COUNT values from `from`; values from `available` on are zero and are not read.
 template <int COUNT, typename T>
-inline void load_run(const device T* from, int available, thread T* into) {
+inline void load_run(const device T* from, int available, thread T (&into)[COUNT]) {
   if (available >= COUNT) {
     UNROLL
     for (int i = 0; i < COUNT; ++i) {

@@ -26,8 +26,8 @@ struct packed_unit<8> {
 };
 
 // Returns value i of the run in `units`. After unrolling, i is a constant.
-template <int BITS, typename U>
-inline float packed_value(const thread U* units, int i) {
+template <int BITS, int UNITS, typename U>
+inline float packed_value(const thread U (&units)[UNITS], int i) {
   constexpr int UNIT_BITS = 8 * sizeof(U);
   const int at = BITS * i / UNIT_BITS;
   const int shift = BITS * i % UNIT_BITS;

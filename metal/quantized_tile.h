@@ -105,8 +105,8 @@ inline void quantized_tile(
           matrix8 left;
           set_pair(
               left,
-              packed_value<BITS>(units[nt], j),
-              packed_value<BITS>(units[nt], RUN + j));
+              packed_value<BITS, UNITS>(units[nt], j),
+              packed_value<BITS, UNITS>(units[nt], RUN + j));
           UNROLL
           for (int mt = 0; mt < MT; ++mt) {
             simdgroup_multiply_accumulate(

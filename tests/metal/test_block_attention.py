@@ -127,6 +127,19 @@ def test_a_long_context_is_right_in_the_shipped_geometry(
     check(out, *_truth(q, keys, 0.1, mask), slack=4)
 
 
+def test_keys_and_values_have_different_strides(device: Device) -> None:
+    """Quantized and shared caches may store keys and values in different layouts."""
+    q = queries(1, 4, 5, 64, mx.float32)
+    keys = BlockKeys(
+        queries(2, 2, 40, 64, mx.float32),
+        cached(3, 2, 40, 64, mx.float32),
+        queries(4, 2, 5, 64, mx.float32),
+        cached(5, 2, 5, 64, mx.float32),
+    )
+    out = block_attention(q, keys, 0.1, BlockMask(), device=device)
+    check(out, *_truth(q, keys, 0.1, BlockMask()), slack=4)
+
+
 def test_reads_both_sources_once(traced_device: Device) -> None:
     """Concatenating context and block would write and read the whole cache once more."""
     if not isinstance(traced_device, ExecutorDevice):

@@ -115,6 +115,15 @@ def test_equal_scores_go_to_the_earlier_candidate(ordered_device: Device) -> Non
     assert mx.array_equal(path.tokens, rows.candidates[:, 0])
 
 
+def test_a_row_of_nan_selects_its_first_candidate(device: Device) -> None:
+    """The index of no best score is past the row, and past the array in the last row."""
+    case = {"dtype": "float32", "books": "float32", "rows": 3, "rank": 32, "temperature": 0.0}
+    anchor, rows, books, _, noise = _inputs({**case, "count": 16})
+    rows = replace(rows, unary=mx.full(rows.unary.shape, mx.nan))
+    path = candidate_path(anchor, rows, books, 0.0, noise, device=device)
+    assert mx.array_equal(path.tokens, rows.candidates[:, 0])
+
+
 BAD: dict[str, tuple[Callable[[Inputs], Inputs], str]] = {
     "anchor": (lambda i: (mx.array([1, 2]), *i[1:]), "one int32"),
     "candidates": (

@@ -128,6 +128,18 @@ def test_a_strip_has_several_tiles(traced_device: Device) -> None:
     _check(best, x, Head(w), exact(w), np.abs(exact(w)))
 
 
+def test_all_logits_far_below_zero(device: Device) -> None:
+    """A running sum that starts at exp(0) loses logits below -90 and returns -inf."""
+    x = mx.abs(drawn(1, (5, 64), mx.float32, outliers=False))
+    w = -6 * mx.abs(drawn(2, (300, 64), mx.float32, outliers=False))
+    best = head_argmax(x, Head(w), 2, device=device)
+    logits = exact(x) @ exact(w).T
+    assert logits.max() < -90
+    top = logits.max(axis=-1)
+    expected = top + np.log(np.exp(logits - top[:, None]).sum(axis=-1))
+    np.testing.assert_allclose(np.array(best.log_sum_exp), expected, rtol=1e-5)
+
+
 def test_never_writes_the_logits(traced_device: Device) -> None:
     """The kernel exists to avoid writing and reading [rows, vocabulary] logits."""
     if not isinstance(traced_device, ExecutorDevice):

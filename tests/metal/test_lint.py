@@ -11,7 +11,6 @@ HEADER = """
 constant float HALF = 0.5f;
 template <typename T>
 inline float twice(const device T* p, uint i) {
-  thread float* none = 0;
   return 2.0f * float(p[i]);
 }
 inline void set(thread float (&a)[4], threadgroup float* t) { a[0] = t[0]; }
@@ -25,7 +24,7 @@ y[i] = twice(x, i) * x_shape[0];
 BAD = {
     "double": "double d = 1.0;",
     "long long": "long long n = 1;",
-    "new or delete": "thread float* p = new float[4];",
+    "new or delete": "delete p;",
     "goto": "goto end;",
     "lambda": "auto f = [&](int a) { return a; };",
     "std::": "int a = std::min(1, 2);",
@@ -35,6 +34,7 @@ BAD = {
     "standard header": "#include <cmath>",
     "inline assembly": 'asm("nop");',
     "GNU builtin": "int a = __builtin_popcount(1);",
+    "thread pointer": "const thread float* p = values;",
     "variable arguments": "int f(int a, ...);",
 }
 

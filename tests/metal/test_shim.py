@@ -11,7 +11,11 @@ import pytest
 
 from tests.metal.executor import Executor, Objects
 from tests.metal.executor.launch import ORDERS
-from tests.metal.executor.lower import share_threadgroup_variables, without_comments
+from tests.metal.executor.lower import (
+    fill_unset_locals,
+    share_threadgroup_variables,
+    without_comments,
+)
 
 LANES = 32
 
@@ -55,6 +59,8 @@ MOVES = {
     "simd_broadcast(v, 5)": lambda v: np.full(32, v[5]),
     "simd_shuffle(v, (lane * 7) % 32)": lambda v: v[np.arange(32) * 7 % 32],
     "simd_shuffle_xor(v, 9)": lambda v: v[np.arange(32) ^ 9],
+    "simd_shuffle_down(v, 3)": lambda v: np.append(v[3:], v[-3:]),
+    "simd_shuffle_up(v, 3)": lambda v: np.append(v[:3], v[:-3]),
     "simd_shuffle_rotate_down(v, 3)": lambda v: np.roll(v, -3),
     "simd_shuffle_rotate_up(v, 3)": lambda v: np.roll(v, 3),
     "simd_shuffle_and_fill_down(v, 7.0f, 4)": lambda v: np.append(v[4:], [7.0] * 4),
@@ -383,3 +389,28 @@ def test_declarations_are_shared_and_lines_kept() -> None:
     assert "using rt_x = T[4];" in lowered[2]
     assert "using rt_z = T[2][B];" in lowered[2]
     assert lowered[3] == "threadgroup T* p = x;"
+
+
+def test_only_locals_without_a_value_are_filled() -> None:
+    """A field is not a local, and a filled local with a value would lose it."""
+    text = "struct pair {\n  float a;\n  T b[2];\n};\nvoid f() {\n  pair p;\n  T x[4][N];\n"
+    lines = fill_unset_locals(text + "  float y = 1;\n  for (int i = 0; i < n; ++i) { g(i); }\n}")
+    assert lines.splitlines()[5:7] == [
+        "  pair p; rt::fill_unset(p);",
+        "  T x[4][N]; rt::fill_unset(x);",
+    ]
+    assert lines.count("fill_unset") == 2
+
+
+def test_a_local_without_a_value_is_not_a_number(objects: Objects) -> None:
+    """A finite pattern times zero is zero, which hid a result tile that was not initialised."""
+    source = """
+    simdgroup_matrix<float, 8, 8> m;
+    float a[2];
+    half b;
+    y[0] = 0.0f * m.thread_elements()[0] + x[0];
+    y[1] = 0.0f * a[1];
+    y[2] = 0.0f * float(b);
+    """
+    (y,) = _run(objects, source, {"x": mx.zeros((8,))}, {"y": ((3,), mx.float32)}, grid=(1, 1, 1))
+    assert mx.isnan(y).tolist() == [True, True, True]

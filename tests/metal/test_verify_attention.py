@@ -124,6 +124,23 @@ def test_one_key_may_score_far_above_the_rest(device: Device) -> None:
     check(out, *attention(q, k, v, scale, _visible(5, 90, None)), slack=400)
 
 
+def test_all_scores_far_below_zero(device: Device) -> None:
+    """A hidden key, or an initial maximum, above all visible scores takes the whole weight."""
+    q, scale = mx.abs(queries(1, 4, 5, 64, mx.float32)), 64**-0.5
+    k, v = (queries(seed, 2, 90, 64, mx.float32) for seed in (2, 3))
+    k = -30 * mx.abs(k)
+    out = verify_attention(q, k, v, scale, device=device, geometry=SPLIT)
+    check(out, *attention(q, k, v, scale, _visible(5, 90, None)), slack=400)
+
+
+def test_keys_and_values_have_different_strides(device: Device) -> None:
+    """Quantized and shared caches may store keys and values in different layouts."""
+    q, scale = queries(1, 4, 5, 64, mx.float32), 64**-0.5
+    k, v = queries(2, 2, 90, 64, mx.float32), cached(3, 2, 90, 64, mx.float32)
+    out = verify_attention(q, k, v, scale, device=device, geometry=SPLIT)
+    check(out, *attention(q, k, v, scale, _visible(5, 90, None)), slack=4)
+
+
 @pytest.mark.parametrize(("heads", "size"), [((8, 2), 128), ((6, 1), 256), ((16, 2), 128)])
 def test_reads_keys_and_values_once(
     heads: tuple[int, int], size: int, traced_device: Device

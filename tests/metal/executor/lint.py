@@ -47,6 +47,10 @@ FORBIDDEN = {
     "standard header": (r"#\s*include\s*<(?!metal)", "only Metal's own headers exist"),
     "inline assembly": (r"\b(?:asm|__asm__)\b", "not in Metal"),
     "GNU builtin": (r"\b__builtin_\w+", "not in Metal"),
+    "thread pointer": (
+        r"\bthread\s+\w+\s*\*",
+        "the executor checks the bounds of local arrays only through references to arrays",
+    ),
     "variable arguments": (r",\s*\.\.\.\s*\)", "not in Metal"),
 }
 SPACES = r"(?:device|constant|threadgroup|thread)"

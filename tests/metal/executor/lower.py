@@ -1,13 +1,15 @@
 """Converts generated Metal source to a C++ translation unit for the shim.
 
-Rewrites declarations of threadgroup variables, which all fibers of a threadgroup share, and
-removes the explicit instantiation. Line numbers stay the same.
+Threadgroup variables become references to memory that all fibers of a threadgroup share, locals
+without an initialiser are filled with NaN. Line numbers stay the same.
 """
 
 from __future__ import annotations
 
+import bisect
 import functools
 import re
+from collections.abc import Callable
 
 from tests.metal.executor.source import Parameter, Source
 
@@ -16,6 +18,14 @@ _DECLARATION = re.compile(
     r"\bthreadgroup\s+"
     r"(?P<type>(?:const\s+)?(?:typename\s+)?[A-Za-z_][\w:]*(?:\s*<[^;{}()]*?>)?)\s+"
     r"(?P<names>[A-Za-z_]\w*\s*(?:\[[^;]*?\]\s*)*(?:,\s*[A-Za-z_]\w*\s*(?:\[[^;,]*?\]\s*)*)*);"
+)
+# A local `TYPE name;` or `TYPE name[size]...;` at the start of a statement.
+_UNSET_LOCAL = re.compile(
+    r"(?<=[;{}\n])(?P<declaration>[ \t]*(?!(?:return|using|typedef|else|goto|struct|class|enum)\b)"
+    r"[A-Za-z_][\w:]*(?:<[^;{}()=]*>)?[ \t]+(?P<name>[A-Za-z_]\w*)(?:\[[^;\[\]]*\])*;)"
+)
+_TYPE_SCOPE = re.compile(
+    r"\b(?:struct|class|union|enum|namespace)\b(?![^;{}]*\)\s*(?:const|thread)?\s*$)"
 )
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _ARGUMENT_INDEX = re.compile(r"\[\[threadgroup\(\d+\)\]\]")
@@ -49,7 +59,7 @@ _THREAD = {
 @functools.lru_cache(maxsize=64)
 def translation_unit(source: Source) -> str:
     """Return C++ text whose function `rt_entry(arguments)` runs the kernel for the current lane."""
-    text = share_threadgroup_variables(without_comments(source.text))
+    text = fill_unset_locals(share_threadgroup_variables(without_comments(source.text)))
     text = _ARGUMENT_INDEX.sub("", _INSTANTIATION.sub("", text))
     arguments = ",\n      ".join(_argument(p) for p in source.parameters)
     return (
@@ -85,6 +95,35 @@ def share_threadgroup_variables(text: str) -> str:
         return " ".join(declared) + "\n" * match.group(0).count("\n")
 
     return _DECLARATION.sub(replace, text)
+
+
+def fill_unset_locals(text: str) -> str:
+    """Add a call that fills every local declared without an initialiser with NaN."""
+    in_function = _function_positions(text)
+
+    def fill(match: re.Match[str]) -> str:
+        declaration = match.group("declaration")
+        if not in_function(match.start("name")):
+            return declaration
+        return f"{declaration} rt::fill_unset({match.group('name')});"
+
+    return _UNSET_LOCAL.sub(fill, text)
+
+
+def _function_positions(text: str) -> Callable[[int], bool]:
+    """Return a function that tells whether a position is inside the body of a function."""
+    edges, states, scopes = [0], [False], [False]
+    start = 0  # of the statement or head before the next brace
+    for match in re.finditer(r"[;{}]", text):
+        if match.group() == "{":
+            is_type = _TYPE_SCOPE.search(text, start, match.start()) is not None
+            scopes.append(not is_type)
+        elif match.group() == "}" and len(scopes) > 1:
+            scopes.pop()
+        edges.append(match.end())
+        states.append(scopes[-1])
+        start = match.end()
+    return lambda position: states[bisect.bisect_right(edges, position) - 1]
 
 
 def keep_threadgroup_variables(text: str) -> str:

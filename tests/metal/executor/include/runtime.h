@@ -63,6 +63,13 @@ void* threadgroup_memory(size_t bytes, const char* name, int line);
 enum AtomicUse { ATOMIC_LOAD, ATOMIC_STORE, ATOMIC_UPDATE };
 void atomic_access(const void* address, size_t bytes, AtomicUse use);
 
+// Fills a local without an initialiser: NaN in every float type, -1 in integers. lower.py adds the
+// calls. Old or zero contents would hide that a kernel reads it before it writes it.
+template <class T>
+inline void fill_unset(T& variable) {
+  __builtin_memset(static_cast<void*>(&variable), 0xFF, sizeof variable);
+}
+
 // One address per (line, name): every thread of the threadgroup sees the same variable.
 template <class T>
 inline T& threadgroup_variable(const char* name, int line) {

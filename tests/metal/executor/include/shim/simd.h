@@ -154,7 +154,9 @@ SHIM_SCAN(simd_prefix_exclusive_product, Product, false)
   }
 SHIM_SHUFFLE(simd_broadcast, n) SHIM_SHUFFLE(simd_shuffle, n)
 SHIM_SHUFFLE(simd_shuffle_xor, self ^ n)
-SHIM_SHUFFLE(simd_shuffle_down, self + n) SHIM_SHUFFLE(simd_shuffle_up, self - n)
+// Lanes without a source keep their own value (Metal Shading Language Specification, simd_shuffle_up).
+SHIM_SHUFFLE(simd_shuffle_down, self + n < 32 ? self + n : self)
+SHIM_SHUFFLE(simd_shuffle_up, self >= n ? self - n : self)
 SHIM_SHUFFLE(simd_shuffle_rotate_down, (self + n) & 31)
 SHIM_SHUFFLE(simd_shuffle_rotate_up, (self - n) & 31)
 SHIM_SHUFFLE(quad_broadcast, (self & ~3) + n) SHIM_SHUFFLE(quad_shuffle, (self & ~3) + n)
