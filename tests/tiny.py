@@ -21,6 +21,7 @@ from dflash_mlx.cache import ContextCache, PairCache
 from dflash_mlx.config import CacheConfig, SamplingConfig
 from dflash_mlx.decode.accept import AcceptRule, VerifyOutput, match_rule
 from dflash_mlx.decode.greedy import greedy_rounds, never_stop
+from dflash_mlx.decode.history import History
 from dflash_mlx.decode.loop import DecodeConfig, DecodeState, StopCondition, decode
 from dflash_mlx.decode.policy import BlockPolicy, FixedBlock
 from dflash_mlx.decode.prefill import prefill
@@ -225,9 +226,9 @@ def read_prompt(
 ) -> tuple[PairCache, DecodeState]:
     """Return a cache that holds the prompt, and the state to decode from."""
     cache = pair.make_cache()
-    state = prefill(pair, cache, prompt, step_size, lambda done, total: True)
-    assert state is not None
-    return cache, state
+    for _ in prefill(pair, cache, prompt, step_size):
+        pass
+    return cache, DecodeState(History(prompt))
 
 
 def verify_output(logits: mx.array, best: BestTokens | None = None) -> VerifyOutput:

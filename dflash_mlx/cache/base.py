@@ -3,8 +3,8 @@
 This module must not know tensors' meaning, models or tokens.
 """
 
-from collections.abc import Callable, Hashable, Iterator
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Hashable, Iterator
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 import mlx.core as mx
 
@@ -13,11 +13,15 @@ Mask = mx.array | str | None
 
 
 class Snapshot(NamedTuple):
-    """An earlier state of one layer's cache."""
+    """One layer's cache at a length of `length` rows, independent of the cache it was taken from.
 
-    restore: Callable[[], None]
+    `arrays` are never written to. A growing cache needs none: its own rows are its past.
+    """
+
+    length: int
     arrays: tuple[mx.array, ...] = ()
-    """The arrays that the snapshot holds in memory."""
+    parts: "tuple[Snapshot, ...]" = ()
+    """The snapshots of a `CacheList`'s parts."""
 
 
 class LayerCache(Protocol):
@@ -57,6 +61,15 @@ class LayerCache(Protocol):
     def snapshot(self, n_rows: int) -> Snapshot:
         """Return a snapshot after the committed rows and the first `n_rows` open rows."""
 
+    def restore(self, snapshot: Snapshot) -> None:
+        """Return to a snapshot of this cache, or of the cache that it was forked from."""
+
+    def fork(self, length: int, snapshot: Snapshot | None = None) -> Self:
+        """Return a cache with the first `length` committed rows that shares no buffer with this.
+
+        `snapshot` is one of `length` rows, which is needed unless `can_trim_to(length)`.
+        """
+
     @property
     def arrays(self) -> list[mx.array]:
         """The arrays to evaluate."""
@@ -72,12 +85,14 @@ class LayerCache(Protocol):
 
 SnapshotT = TypeVar("SnapshotT")
 
-_MAX_SNAPSHOTS = 2
-"""Snapshots stored: one of this turn, and one of the last turn in case this one is retried."""
+MAX_SNAPSHOTS = 4
+"""Snapshots stored: the shortest one, which the head of the prompt (system message and tools)
+shares with other conversations; this turn's; and the two before, in case a turn is retried or
+edited."""
 
 
 class SnapshotList(Generic[SnapshotT]):
-    """The latest snapshots of a conversation, ordered by their length in rows."""
+    """The shortest and the latest snapshots of a conversation, ordered by their length in rows."""
 
     def __init__(self) -> None:
         self._snapshots: list[tuple[int, SnapshotT]] = []  # ascending length
@@ -87,12 +102,24 @@ class SnapshotList(Generic[SnapshotT]):
 
     def add(self, length: int, snapshot: SnapshotT) -> None:
         """Store a snapshot of `length` rows; drop those of equal or greater length."""
-        self._snapshots = [*self._up_to(length - 1), (length, snapshot)][-_MAX_SNAPSHOTS:]
+        self._snapshots = [*self._up_to(length - 1), (length, snapshot)]
+        if len(self._snapshots) > MAX_SNAPSHOTS:
+            del self._snapshots[1]
 
     def trim_to(self, length: int) -> tuple[int, SnapshotT] | None:
         """Drop the snapshots of more than `length` rows; return the longest one left, if any."""
         self._snapshots = self._up_to(length)
         return self._snapshots[-1] if self._snapshots else None
+
+    def latest(self, length: int) -> tuple[int, SnapshotT] | None:
+        """Return the longest snapshot of at most `length` rows, if any."""
+        return max(self._up_to(length), key=lambda entry: entry[0], default=None)
+
+    def fork(self, length: int) -> "SnapshotList[SnapshotT]":
+        """Return a list with the snapshots of at most `length` rows."""
+        copy: SnapshotList[SnapshotT] = SnapshotList()
+        copy._snapshots = self._up_to(length)
+        return copy
 
     def clear(self) -> None:
         """Drop all snapshots."""

@@ -4,6 +4,7 @@ This module must not know the layers.
 """
 
 from collections.abc import Hashable
+from typing import Self
 
 import mlx.core as mx
 
@@ -54,13 +55,20 @@ class CacheList:
 
     def snapshot(self, n_rows: int) -> Snapshot:
         """Return a snapshot after the committed rows and the first `n_rows` open rows."""
-        snapshots = [part.snapshot(n_rows) for part in self._parts]
+        parts = tuple(part.snapshot(n_rows) for part in self._parts)
+        arrays = tuple(array for part in parts for array in part.arrays)
+        return Snapshot(parts[0].length, arrays, parts)
 
-        def restore() -> None:
-            for snapshot in snapshots:
-                snapshot.restore()
+    def restore(self, snapshot: Snapshot) -> None:
+        """Return to a snapshot."""
+        for part, part_snapshot in zip(self._parts, snapshot.parts, strict=True):
+            part.restore(part_snapshot)
 
-        return Snapshot(restore, tuple(array for part in snapshots for array in part.arrays))
+    def fork(self, length: int, snapshot: Snapshot | None = None) -> Self:
+        """Return a cache list of `length` rows that shares no buffer with this one."""
+        parts = snapshot.parts if snapshot else [None] * len(self._parts)
+        forks = (part.fork(length, one) for part, one in zip(self._parts, parts, strict=True))
+        return type(self)(*forks)
 
     @property
     def arrays(self) -> list[mx.array]:

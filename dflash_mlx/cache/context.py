@@ -79,17 +79,30 @@ class ContextLayer:
 
     def restore_rows(self, rows: ContextRows, length: int) -> None:
         """Prepend those of `rows` that were dropped and are visible at position `length`."""
-        assert self.limit is not None and self._keys is not None and self._values is not None
+        assert self.limit is not None
         n_rows = len(self.positions)
         first = int(np.searchsorted(rows.positions, length - self.limit))
         last = int(np.searchsorted(rows.positions, self.positions[0] if n_rows else length))
         if first >= last:
             return
         # a full buffer: the next append copies the rows and does not write into the snapshot
-        front = (rows.keys[..., first:last, :], rows.values[..., first:last, :])
-        self._keys = mx.concatenate([front[0], self._keys[..., :n_rows, :]], axis=2)
-        self._values = mx.concatenate([front[1], self._values[..., :n_rows, :]], axis=2)
+        keys, values = rows.keys[..., first:last, :], rows.values[..., first:last, :]
+        if self._keys is not None and self._values is not None:
+            keys = mx.concatenate([keys, self._keys[..., :n_rows, :]], axis=2)
+            values = mx.concatenate([values, self._values[..., :n_rows, :]], axis=2)
+        self._keys, self._values = keys, values
         self.positions = np.concatenate([rows.positions[first:last], self.positions])
+
+    def fork(self, length: int) -> "ContextLayer":
+        """Return a layer with a copy of the rows at positions < `length`."""
+        fork = ContextLayer(self.limit)
+        n_rows = int(np.searchsorted(self.positions, length))
+        if self._keys is not None and self._values is not None and n_rows:
+            # full buffers: the next append moves the rows to a buffer with room
+            fork._keys = mx.contiguous(self._keys[..., :n_rows, :])
+            fork._values = mx.contiguous(self._values[..., :n_rows, :])
+            fork.positions = self.positions[:n_rows]
+        return fork
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -156,6 +169,15 @@ class ContextCache:
             for layer, rows in zip(self.layers, snapshot[1], strict=True):
                 if rows is not None:
                     layer.restore_rows(rows, length)
+
+    def fork(self, length: int) -> "ContextCache":
+        """Return a cache with the rows at positions < `length` that shares no buffer with this."""
+        fork = ContextCache([layer.limit for layer in self.layers])
+        fork.layers = [layer.fork(length) for layer in self.layers]
+        fork.length = min(self.length, length)
+        fork._snapshots = self._snapshots.fork(length)
+        fork.trim_to(length)  # restores visible rows from the latest snapshot
+        return fork
 
     @property
     def arrays(self) -> list[mx.array]:

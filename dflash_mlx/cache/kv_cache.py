@@ -5,7 +5,7 @@ view of the filled part), so attention sees the same strides and rounds the same
 """
 
 from collections.abc import Hashable
-from functools import partial
+from typing import Self
 
 import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
@@ -65,7 +65,22 @@ class KVCache:
 
     def snapshot(self, n_rows: int) -> Snapshot:
         """Return a snapshot after the committed rows and the first `n_rows` open rows."""
-        return Snapshot(partial(self.trim_to, self._length + n_rows))
+        return Snapshot(self._length + n_rows)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Return to a snapshot; the rows are still in the buffer."""
+        self.trim_to(snapshot.length)
+
+    def fork(self, length: int, snapshot: Snapshot | None = None) -> Self:
+        """Return a cache with a copy of the first `length` committed rows."""
+        assert self.can_trim_to(length), (length, self._length)
+        fork = type(self)()
+        if self.keys is not None and self.values is not None and length:
+            room = -(-length // STEP) * STEP
+            fork.keys = _copied(self.keys, length, room)
+            fork.values = _copied(self.values, length, room)
+        fork._length = fork.offset = length
+        return fork
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -103,3 +118,10 @@ def _with_room(buffer: mx.array | None, rows: mx.array, start: int, end: int) ->
     if buffer is None:
         return room
     return mx.concatenate([buffer[..., :start, :], room], axis=2)
+
+
+def _copied(buffer: mx.array, length: int, room: int) -> mx.array:
+    """Return a new buffer of `room` rows that starts with the first `length` rows of `buffer`."""
+    _, heads, _, dim = buffer.shape
+    spare = mx.zeros((1, heads, room - length, dim), buffer.dtype)
+    return mx.concatenate([buffer[..., :length, :], spare], axis=2)

@@ -79,6 +79,35 @@ class PairCache:
             self.context.trim_to(left)
         return left
 
+    def reusable_length(self, length: int) -> int:
+        """Return how many rows `trim_to(length)` or `fork(length)` would leave."""
+        wanted = min(length, self.length)
+        if all(layer.can_trim_to(wanted) for layer in self.layers):
+            return wanted
+        snapshot = self._snapshots.latest(wanted)
+        return snapshot[0] if snapshot else 0
+
+    def fork(self, length: int) -> "PairCache":
+        """Return a cache with the first `reusable_length(length)` committed rows.
+
+        It shares no buffer with this cache, which may have an open round and stays as it is. The
+        copies are lazy: evaluate `arrays` of the fork before this cache is written to again.
+        """
+        length = self.reusable_length(length)
+        found = self._snapshots.latest(length)
+        snapshots: Sequence[Snapshot | None] = [None] * len(self.layers)
+        if found is not None and found[0] == length:
+            snapshots = found[1]
+        layers = [
+            layer.fork(length, snapshot)
+            for layer, snapshot in zip(self.layers, snapshots, strict=True)
+        ]
+        context = None if self.context is None else self.context.fork(length)
+        fork = PairCache(layers, context, self.max_bytes)
+        fork.length = length
+        fork._snapshots = self._snapshots.fork(length)
+        return fork
+
     def _restore(self, snapshot: tuple[int, list[Snapshot]] | None) -> int:
         """Restore `snapshot` in all layers, or trim them to 0 rows; return the rows left."""
         if snapshot is None:
@@ -86,8 +115,8 @@ class PairCache:
                 layer.trim_to(0)
             return 0
         length, layers = snapshot
-        for layer_snapshot in layers:
-            layer_snapshot.restore()
+        for layer, layer_snapshot in zip(self.layers, layers, strict=True):
+            layer.restore(layer_snapshot)
         return length
 
     def _free_memory(self, max_bytes: int) -> None:

@@ -5,6 +5,7 @@ the convolution's window from the round's inputs, and asks the layer for the sta
 """
 
 from collections.abc import Callable, Hashable
+from typing import Self
 
 import mlx.core as mx
 
@@ -67,11 +68,19 @@ class ConvolutionCache:
         """Return a snapshot after the committed rows and the first `n_rows` open rows."""
         window = self._window_after(n_rows)
         length = self.offset - self._n_open + n_rows
+        return Snapshot(length, () if window is None else (window,))
 
-        def restore() -> None:
-            self._window, self._open, self.offset = window, None, length
+    def restore(self, snapshot: Snapshot) -> None:
+        """Return to a snapshot."""
+        self._window = snapshot.arrays[0] if snapshot.arrays else None
+        self._open, self.offset = None, snapshot.length
 
-        return Snapshot(restore, () if window is None else (window,))
+    def fork(self, length: int, snapshot: Snapshot | None = None) -> Self:
+        """Return a cache of `length` rows; states are never written to, so nothing is copied."""
+        fork = type(self)(self._kernel_size)
+        if length:
+            fork.restore(self._committed() if snapshot is None else snapshot)
+        return fork
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -91,6 +100,10 @@ class ConvolutionCache:
     @property
     def _n_open(self) -> int:
         return 0 if self._open is None else self._open.shape[1] - self._kernel_size + 1
+
+    def _committed(self) -> Snapshot:
+        """Return a snapshot of the committed rows."""
+        return Snapshot(self.offset - self._n_open, () if self._window is None else (self._window,))
 
     def _window_after(self, n_rows: int) -> mx.array | None:
         """Return the window after the first `n_rows` open rows."""
@@ -135,18 +148,26 @@ class RecurrentCache(ConvolutionCache):
     def snapshot(self, n_rows: int) -> Snapshot:
         """Return a snapshot after the committed rows and the first `n_rows` open rows."""
         convolution, state = super().snapshot(n_rows), self._state_after_rows(n_rows)
+        states = () if state is None else (state,)
+        return Snapshot(convolution.length, (*convolution.arrays, *states))
 
-        def restore() -> None:
-            convolution.restore()
-            self.state, self._last, self._state_after = state, None, None
-
-        return Snapshot(restore, (*convolution.arrays, *(() if state is None else (state,))))
+    def restore(self, snapshot: Snapshot) -> None:
+        """Return to a snapshot."""
+        super().restore(snapshot)
+        self.state = snapshot.arrays[1] if snapshot.arrays else None
+        self._last, self._state_after = None, None
 
     @property
     def arrays(self) -> list[mx.array]:
         """The arrays to evaluate."""
         states = [array for array in (self.state, self._last) if array is not None]
         return super().arrays + states
+
+    def _committed(self) -> Snapshot:
+        window = super()._committed()
+        return window._replace(
+            arrays=(*window.arrays, *(() if self.state is None else (self.state,)))
+        )
 
     def _state_after_rows(self, n_rows: int) -> mx.array | None:
         """Return the state after the first `n_rows` open rows."""

@@ -5,6 +5,7 @@ round can be rolled back at any point. mlx-lm's ring buffer cannot restore overw
 """
 
 from collections.abc import Hashable
+from typing import Self
 
 import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
@@ -84,15 +85,21 @@ class RotatingKVCache:
 
     def snapshot(self, n_rows: int) -> Snapshot:
         """Return a snapshot after the committed rows and the first `n_rows` open rows."""
-        length = self._length + n_rows
-        first = max(self._first, length - self.window + 1)
-        if self._keys is None or self._values is None:
-            return Snapshot(lambda: self._replace(0, 0, None, None))
-        rows = slice(first - self._first, length - self._first)
-        # copies: a slice would hold the whole buffer, and buffers are written in place
-        keys = mx.contiguous(self._keys[..., rows, :])
-        values = mx.contiguous(self._values[..., rows, :])
-        return Snapshot(lambda: self._replace(length, first, keys, values), (keys, values))
+        return self._snapshot_at(self._length + n_rows)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Return to a snapshot."""
+        self._length = self.offset = snapshot.length
+        # a full buffer: the next append moves the rows and does not write into the snapshot
+        self._keys, self._values = snapshot.arrays or (None, None)
+        n_rows = 0 if self._keys is None else self._keys.shape[2]
+        self._first = snapshot.length - n_rows
+
+    def fork(self, length: int, snapshot: Snapshot | None = None) -> Self:
+        """Return a cache with a copy of the rows that a row after `length` rows can see."""
+        fork = type(self)(self.window)
+        fork.restore(self._snapshot_at(length) if snapshot is None else snapshot)
+        return fork
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -118,12 +125,15 @@ class RotatingKVCache:
         self._values = mx.concatenate([self._values[..., visible, :], _room(values)], axis=2)
         self._first = first
 
-    def _replace(
-        self, length: int, first: int, keys: mx.array | None, values: mx.array | None
-    ) -> None:
-        self._length = self.offset = length
-        # a full buffer: the next append moves the rows and does not write into the snapshot
-        self._first, self._keys, self._values = first, keys, values
+    def _snapshot_at(self, length: int) -> Snapshot:
+        """Return a snapshot of `length` rows, all of which this cache still holds."""
+        if self._keys is None or self._values is None:
+            return Snapshot(0)
+        first = max(self._first, length - self.window + 1)
+        rows = slice(first - self._first, length - self._first)
+        # copies: a slice would hold the whole buffer, and buffers are written in place
+        keys = mx.contiguous(self._keys[..., rows, :])
+        return Snapshot(length, (keys, mx.contiguous(self._values[..., rows, :])))
 
 
 def _room(rows: mx.array) -> mx.array:

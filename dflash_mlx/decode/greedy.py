@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dflash_mlx.cache import PairCache
 from dflash_mlx.config import CacheConfig, SamplingConfig
 from dflash_mlx.decode.accept import AcceptRule, match_rule
-from dflash_mlx.decode.loop import DecodeConfig, StopCondition, StopDecision, decode
+from dflash_mlx.decode.history import History
+from dflash_mlx.decode.loop import DecodeConfig, DecodeState, StopCondition, StopDecision, decode
 from dflash_mlx.decode.policy import BlockPolicy, FixedBlock
 from dflash_mlx.decode.prefill import prefill
 from dflash_mlx.decode.round import Round
@@ -50,8 +51,9 @@ def greedy_rounds(
     condition and a new cache. Pass `cache` to inspect it between rounds.
     """
     cache = pair.make_cache() if cache is None else cache
-    state = prefill(pair, cache, prompt, prefill_step_size, lambda done, total: True)
-    assert state is not None, "the prefill has no reason to stop"
+    for _ in prefill(pair, cache, prompt, prefill_step_size):
+        pass
+    state = DecodeState(History(prompt))
     policy = policy or FixedBlock(pair.draft.block_size if pair.draft else 1)
     rule = accept_rule or match_rule(SamplingConfig(), 0)
     config = DecodeConfig(policy, rule, stop_condition, max_tokens)

@@ -4,18 +4,13 @@ The chunks are those of mlx-lm's generation. No logits are computed, and feature
 chunk exist at a time. This module must not know text or requests.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import mlx.core as mx
 
 from dflash_mlx.cache import PairCache
-from dflash_mlx.decode.history import History
-from dflash_mlx.decode.loop import DecodeState
 from dflash_mlx.decode.readback import settle
 from dflash_mlx.models.pair import Pair
-
-PrefillProgress = Callable[[int, int], bool]
-"""`(prompt tokens read, prompt tokens to read) -> whether to continue`."""
 
 
 def prefill(
@@ -23,15 +18,17 @@ def prefill(
     cache: PairCache,
     prompt: Sequence[int],
     prefill_step_size: int,
-    progress: PrefillProgress,
-    stable_length: int = 0,
-) -> DecodeState | None:
-    """Read all of `prompt` but its last token into `cache`; return the state to decode from.
+    boundaries: Collection[int] = (),
+) -> Iterator[int]:
+    """Read all of `prompt` but its last token into `cache`, one chunk per step.
 
     `cache` already holds the first `cache.length` tokens. The last prompt token is the first
-    anchor. Returns None when `progress` stopped the prefill; the cache then holds the finished
-    chunks. A snapshot is taken after the first `stable_length` tokens, which a later prompt will
-    share.
+    anchor. A snapshot is taken after each number of tokens in `boundaries`, which later prompts
+    may share.
+
+    Yields:
+        The number of prompt tokens in the cache, before the first chunk and after each chunk.
+        Closing the generator leaves the finished chunks in the cache.
 
     Raises:
         OutOfMemoryBudget: the cache exceeds its byte budget.
@@ -39,37 +36,40 @@ def prefill(
     end = len(prompt) - 1
     assert 0 <= cache.length <= end, (cache.length, end)
     try:
+        yield cache.length
         while cache.length < end:
-            if not progress(cache.length, end):
-                return None
             start = cache.length
             tokens = list(prompt[start : min(start + prefill_step_size, end)])
-            read_chunk(pair, cache, mx.array([tokens]), stable_length)
+            read_chunk(pair, cache, mx.array([tokens]), boundaries)
             settle(*cache.arrays)
             mx.clear_cache()
-        progress(end, end)
+            yield cache.length
     finally:
         cache.rollback()
-    return DecodeState(history=History(prompt))
 
 
-def read_chunk(pair: Pair, cache: PairCache, tokens: mx.array, stable_length: int = 0) -> None:
+def read_chunk(
+    pair: Pair, cache: PairCache, tokens: mx.array, boundaries: Collection[int] = ()
+) -> None:
     """Run `tokens` [1, n] through the target into both caches, without waiting for the device.
 
-    A snapshot is taken after `stable_length` tokens if this chunk reaches that length.
+    A snapshot is taken after each length in `boundaries` that this chunk reaches.
     """
     start, n_tokens = cache.length, tokens.shape[1]
-    takes_snapshot = start < stable_length <= start + n_tokens
+    end = start + n_tokens
+    reached = sorted(length for length in set(boundaries) if start < length <= end)
     cache.append(n_tokens)
     features = pair.target.forward(tokens, cache.layers, pair.target_layer_ids).features
-    if takes_snapshot:
-        cache.snapshot(stable_length - start)
+    for length in reached:
+        cache.snapshot(length - start)
     cache.commit(n_tokens)
     if pair.draft is None or cache.context is None:
         return
-    if cache.context.has_sliding_layer and takes_snapshot:
-        pair.draft.extend(features[:, : stable_length - start], start, cache.context)
+    position = start
+    # a sliding layer of the draft drops rows, so its snapshots are taken on the way
+    for length in reached if cache.context.has_sliding_layer else ():
+        pair.draft.extend(features[:, position - start : length - start], position, cache.context)
         cache.context.snapshot()
-        features, start = features[:, stable_length - start :], stable_length
-    if features.shape[1]:
-        pair.draft.extend(features, start, cache.context)
+        position = length
+    if position < end:
+        pair.draft.extend(features[:, position - start :], position, cache.context)

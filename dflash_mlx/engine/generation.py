@@ -105,13 +105,13 @@ class Generation:
 
     def _prefill(self, cache: PairCache, cached: int, stable: int) -> DecodeState | None:
         """Prefill the prompt; return None if the request was cancelled."""
-
-        def progress(done: int, total: int) -> bool:
-            self._chunks.put(Chunk(progress=(done - cached, total - cached)))
-            return not self._cancelled.is_set()
-
+        total = len(self.history) - 1 - cached
         step = self._loaded.cache_config.prefill_step_size
-        return prefill(self._loaded.pair, cache, self.history, step, progress, stable)
+        for n_read in prefill(self._loaded.pair, cache, self.history, step, [stable]):
+            self._chunks.put(Chunk(progress=(n_read - cached, total)))
+            if self._cancelled.is_set() and n_read < len(self.history) - 1:
+                return None
+        return DecodeState(self.history)
 
     def _decode(self, cache: PairCache, state: DecodeState) -> bool:
         """Decode until the answer ends; return False if the request was cancelled before that."""

@@ -26,7 +26,7 @@ def test_trimming_to_a_snapshot_restores_the_sliding_rows(pair, n_prompt):
     """After each turn whose reasoning a template strips, drafts started with an empty window."""
     prompt = _tokens(n_prompt)
     warm, cold = pair.make_cache(), pair.make_cache()
-    read_chunk(pair, warm, prompt, STABLE)
+    read_chunk(pair, warm, prompt, [STABLE])
     for seed in range(40):
         read_chunk(pair, warm, _tokens(10, seed + 1))
     assert warm.trim_to(STABLE) == STABLE
@@ -44,7 +44,7 @@ def test_trimming_to_a_snapshot_restores_the_sliding_rows(pair, n_prompt):
 def test_a_snapshot_is_not_overwritten(pair):
     """Returning to a snapshot a second time must find the same rows."""
     cache = pair.make_cache()
-    read_chunk(pair, cache, _tokens(STABLE), STABLE)
+    read_chunk(pair, cache, _tokens(STABLE), [STABLE])
     sliding = cache.context.layers[0]
     first = sliding.contiguous_before(STABLE)[0][..., -15:, :]
     for seed in (1, 2):

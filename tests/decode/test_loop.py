@@ -8,7 +8,8 @@ import pytest
 
 from dflash_mlx.decode import loop as loop_module
 from dflash_mlx.decode.accept import match_rule
-from dflash_mlx.decode.loop import StopDecision, update_context
+from dflash_mlx.decode.history import History
+from dflash_mlx.decode.loop import DecodeState, StopDecision, update_context
 from dflash_mlx.decode.policy import FixedBlock
 from dflash_mlx.decode.prefill import prefill
 from dflash_mlx.models.pair import Pair
@@ -160,9 +161,13 @@ def test_prefill_stops_between_chunks_and_continues_later(target, text):
     """A long prompt could not be cancelled, or was read again from its start."""
     pair = Pair(target, oracle_draft(text))
     cache = pair.make_cache()
-    assert prefill(pair, cache, PROMPT, 8, lambda done, total: done < 16) is None
+    steps = prefill(pair, cache, PROMPT, 8)
+    assert next(read for read in steps if read >= 16) == 16
+    steps.close()
     assert cache.length == 16
-    state = prefill(pair, cache, PROMPT, 8, lambda done, total: True)
+    lengths = list(prefill(pair, cache, PROMPT, 8))
+    assert (lengths[0], lengths[-1]) == (16, len(PROMPT) - 1)
+    state = DecodeState(History(PROMPT))
     written = [t for r, _ in rounds(pair, cache, state, 20) for t in r.tokens]
     assert written == text[len(PROMPT) :][:20]
 

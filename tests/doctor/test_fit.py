@@ -33,7 +33,7 @@ def filled_caches(pair, n_rows, prefill_step_size):
     """Return the caches after prefill of `n_rows` tokens; the prompt's last token is the anchor."""
     cache = pair.make_cache()
     prompt = [index % 250 for index in range(n_rows + 1)]
-    assert prefill(pair, cache, prompt, prefill_step_size, lambda done, total: True)
+    assert list(prefill(pair, cache, prompt, prefill_step_size))[-1] == n_rows
     return cache
 
 
