@@ -264,5 +264,10 @@ class PairCard:
 
 Blas = Literal["auto", "bundled", "openblas"]
 
+ComputeDType = Literal["auto", "stored", "float32"]
+"""How the weights of target and draft are held in memory and computed with: "stored" as the files
+store them and as mlx-lm computes; "float32" widened to float32; "auto" is stored on Metal and
+float32 on a CPU."""
+
 KernelPolicy = Literal["auto", "off", "force"]
 """Which Metal kernels to use: correct and faster on this machine, none, or all correct ones."""

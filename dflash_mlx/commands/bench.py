@@ -13,10 +13,12 @@ from dflash_mlx.commands.options import (
     DEFAULT_MODEL,
     BlasOption,
     DraftOption,
+    DTypeOption,
     JsonOption,
     KernelsOption,
     ModelOption,
     blas_choice,
+    compute_dtype,
     kernel_policy,
     parse_numbers,
 )
@@ -76,6 +78,7 @@ class BenchOptions:
         str | None,
         typer.Option(metavar="FILE", help="Compare with the --json output of an earlier run."),
     ] = None
+    dtype: DTypeOption = "auto"
     kernels: KernelsOption = "auto"
     blas: BlasOption = "auto"
     as_json: JsonOption = False
@@ -87,7 +90,7 @@ def bench(options: BenchOptions) -> None:
     The exit code is 1 if a text differs, the page cannot be written or the run stops early, and
     130 after Ctrl-C. The figures measured so far are printed in each case.
     """
-    policy = kernel_policy(options.kernels)
+    policy, dtype = kernel_policy(options.kernels), compute_dtype(options.dtype)
     choose_blas(blas_choice(options.blas))
     from dflash_mlx.bench.earlier import read_earlier
     from dflash_mlx.bench.run import BenchConfig
@@ -104,7 +107,7 @@ def bench(options: BenchOptions) -> None:
     before = read_earlier(typed_path(options.compare)) if options.compare else None
     page = _check_writable(options.html) if options.html else None
     terminal = Terminal()
-    with open_pair(options.model, options.draft, terminal, policy) as engine:
+    with open_pair(options.model, options.draft, terminal, policy, dtype) as engine:
         engine.autotune_kernels(terminal.show_status)  # not between answers that are timed
         report = _measure(engine, work, config, terminal)
         terminal.clear_status()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflash_mlx.commands.inference import describe, open_pair, print_answer
-from dflash_mlx.commands.options import RequestOptions, kernel_policy
+from dflash_mlx.commands.options import RequestOptions, compute_dtype, kernel_policy
 from dflash_mlx.commands.stats_view import stats_line, stats_lines
 from dflash_mlx.commands.terminal import Terminal
 from dflash_mlx.errors import BadRequest, DFlashError
@@ -150,7 +150,8 @@ class Conversation:
 
     def _open(self, model: str, draft: str) -> _OpenPair:
         policy = kernel_policy(self._options.kernels)
-        engine = open_pair(model, draft, self._terminal, policy)
+        dtype = compute_dtype(self._options.dtype)
+        engine = open_pair(model, draft, self._terminal, policy, dtype)
         try:
             config = self._options.generation(engine.loaded.sampling)
             engine.resolve(config)

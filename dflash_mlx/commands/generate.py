@@ -8,7 +8,13 @@ from typing import Annotated
 import typer
 
 from dflash_mlx.commands.inference import describe, open_pair, print_answer
-from dflash_mlx.commands.options import JsonOption, RequestOptions, blas_choice, kernel_policy
+from dflash_mlx.commands.options import (
+    JsonOption,
+    RequestOptions,
+    blas_choice,
+    compute_dtype,
+    kernel_policy,
+)
 from dflash_mlx.commands.stats_view import stats_line
 from dflash_mlx.commands.terminal import INTERRUPTED, Terminal
 from dflash_mlx.errors import BadRequest
@@ -40,8 +46,8 @@ def generate(options: GenerateOptions) -> None:
         raise BadRequest("--thinking needs the chat template; omit --no-chat-template or it")
     choose_blas(blas_choice(options.blas))
     terminal = Terminal()
-    policy = kernel_policy(options.kernels)
-    with open_pair(options.model, options.draft, terminal, policy) as engine:
+    policy, dtype = kernel_policy(options.kernels), compute_dtype(options.dtype)
+    with open_pair(options.model, options.draft, terminal, policy, dtype) as engine:
         config = options.generation(
             engine.loaded.sampling, chat_template=not options.no_chat_template
         )

@@ -12,11 +12,15 @@ from dflash_mlx.system.blas import PACKAGE
 
 if TYPE_CHECKING:
     from dflash_mlx import Engine, GenerationConfig, Result, Stream
-    from dflash_mlx.config import KernelPolicy
+    from dflash_mlx.config import ComputeDType, KernelPolicy
 
 
 def open_pair(
-    model: str, draft: str, terminal: Terminal, kernels: "KernelPolicy" = "auto"
+    model: str,
+    draft: str,
+    terminal: Terminal,
+    kernels: "KernelPolicy" = "auto",
+    dtype: "ComputeDType" = "auto",
 ) -> "Engine":
     """Load a pair and return its engine. Ctrl-C during loading ends the process."""
     with LoadingProgress(terminal) as loading:
@@ -29,7 +33,7 @@ def open_pair(
             terminal.show_status("starting MLX")  # the first import takes a second or more
             from dflash_mlx import load
 
-            return load(model, draft, hooks=loading.hooks, kernels=kernels)
+            return load(model, draft, hooks=loading.hooks, kernels=kernels, dtype=dtype)
 
 
 def describe(engine: "Engine", config: "GenerationConfig", options: RequestOptions) -> list[str]:

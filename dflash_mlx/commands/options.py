@@ -11,7 +11,7 @@ from typing import Annotated, Any, cast, get_args, get_type_hints
 
 import typer
 
-from dflash_mlx.config import Blas, GenerationConfig, KernelPolicy, SamplingConfig
+from dflash_mlx.config import Blas, ComputeDType, GenerationConfig, KernelPolicy, SamplingConfig
 from dflash_mlx.errors import BadRequest
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -28,6 +28,12 @@ KernelsOption = Annotated[
     str,
     typer.Option(
         help="Metal kernels: auto (those that are correct and faster here), off or force."
+    ),
+]
+DTypeOption = Annotated[
+    str,
+    typer.Option(
+        "--dtype", help="Compute dtype: stored, float32, or auto (stored on Metal, else float32)."
     ),
 ]
 BlasOption = Annotated[
@@ -104,6 +110,7 @@ class RequestOptions:
     ] = None
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message.")] = None
     thinking: ThinkingOption = None
+    dtype: DTypeOption = "auto"
     kernels: KernelsOption = "auto"
     blas: BlasOption = "auto"
 
@@ -120,6 +127,7 @@ class RequestOptions:
             )
         blas_choice(self.blas)
         kernel_policy(self.kernels)
+        compute_dtype(self.dtype)
 
     def sampling(self, defaults: SamplingConfig) -> SamplingConfig:
         """Return `defaults` with the fields that the user set."""
@@ -170,6 +178,15 @@ def kernel_policy(text: str) -> KernelPolicy:
         BadRequest: the value is not one of the choices.
     """
     return cast(KernelPolicy, _one_of("--kernels", text, get_args(KernelPolicy)))
+
+
+def compute_dtype(text: str) -> ComputeDType:
+    """Return the value of `--dtype`.
+
+    Raises:
+        BadRequest: the value is not one of the choices.
+    """
+    return cast(ComputeDType, _one_of("--dtype", text, get_args(ComputeDType)))
 
 
 def parse_numbers(option: str, text: str) -> tuple[int, ...]:

@@ -94,13 +94,7 @@ def match_rule(
 
 
 def _greedy_rule(processors: Sequence[LogitsProcessor]) -> AcceptRule:
-    """Return the matching rule that chooses the argmax of the logits.
-
-    mlx-lm takes the argmax of the log-probabilities. Both choose the same token: subtracting the
-    log-sum-exp is exact in floating point between half of it and twice it (Sterbenz), so the
-    subtraction creates no ties near the maximum. On a CPU, the log-sum-exp of 16 rows costs as
-    much as the head.
-    """
+    """Return the matching rule that chooses the token with the largest logit, as mlx-lm does."""
 
     def rule(
         block: Block, verified: VerifyOutput, history: Sequence[int], position: int
@@ -160,9 +154,17 @@ def plain_step_token(verdict: mx.array) -> mx.array:
 
 
 def _best_two(logits: mx.array) -> BestTokens:
-    """Return the best and the second best token of each row of `logits` [B, V]."""
-    best = mx.argmax(logits, axis=-1, keepdims=True)
-    others = mx.put_along_axis(logits, best, mx.array(-mx.inf, logits.dtype), axis=-1)
+    """Return the best and the second best token of each row of `logits` [B, V].
+
+    mlx-lm takes the argmax of log-probabilities. In 16 bits, subtracting the log-sum-exp rounds
+    close logits to equal values, of which the first wins, so the same subtraction is made here.
+    In float32 the argmax of the logits is the same token: the subtraction is exact for logits
+    between half and twice the log-sum-exp (Sterbenz). There the log-sum-exp is not computed, as
+    on a CPU it costs as much as the head for 16 rows.
+    """
+    scores = logits if logits.dtype == mx.float32 else log_probs(logits)
+    best = mx.argmax(scores, axis=-1, keepdims=True)
+    others = mx.put_along_axis(scores, best, mx.array(-mx.inf, scores.dtype), axis=-1)
     tokens = mx.concatenate([best, mx.argmax(others, axis=-1, keepdims=True)], axis=-1)
     return BestTokens(
         tokens,

@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from dflash_mlx.config import CacheConfig, KernelPolicy
+from dflash_mlx.config import CacheConfig, ComputeDType, KernelPolicy
 from dflash_mlx.engine.engine import Engine
 from dflash_mlx.engine.loaded import LoadedPair
 from dflash_mlx.engine.measured_costs import with_costs
@@ -63,6 +63,7 @@ def load(
     cache: CacheConfig | None = None,
     hooks: LoadHooks | None = None,
     kernels: KernelPolicy = "auto",
+    dtype: ComputeDType = "auto",
 ) -> Engine:
     """Return an engine for a model. Blocks until both models are in memory.
 
@@ -74,6 +75,9 @@ def load(
         hooks: callbacks that report progress.
         kernels: which Metal kernels verify blocks: "auto" (those that are correct and faster on
             this machine), "off" (none) or "force" (all that are correct).
+        dtype: how weights are computed with: "auto" (as stored on Metal, float32 on a CPU),
+            "stored" (as stored, like mlx-lm: on a CPU with 16-bit weights the greedy text then
+            equals mlx-lm's) or "float32".
 
     Raises:
         BadRequest: kernels are forced on a machine without a Metal device.
@@ -86,7 +90,10 @@ def load(
     files = fetch_files(choose(model, draft), hooks)
     worker = Worker(f"dflash-mlx {model}")
     try:
-        loaded = worker.run(lambda: _load_on_worker(files, cache or CacheConfig(), hooks, kernels))
+        compute = compute_here(dtype)
+        loaded = worker.run(
+            lambda: _load_on_worker(files, compute, cache or CacheConfig(), hooks, kernels)
+        )
         return Engine(loaded, worker)
     except BaseException:
         worker.close()
@@ -161,10 +168,14 @@ def assemble(
 
 
 def _load_on_worker(
-    files: PairFiles, cache: CacheConfig, hooks: LoadHooks, policy: KernelPolicy
+    files: PairFiles,
+    compute: Compute,
+    cache: CacheConfig,
+    hooks: LoadHooks,
+    policy: KernelPolicy,
 ) -> LoadedPair:
     mx.clear_cache()  # buffers of a pair that was closed before
-    loaded = assemble(files, compute_here(), cache, hooks)
+    loaded = assemble(files, compute, cache, hooks)
     kernels = install_kernels(loaded.pair, policy, on_step=hooks.on_step)
     if kernels is not None and policy == "force":
         kernels.autotune(hooks.on_step, budget_s=math.inf)

@@ -11,7 +11,11 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.models.switch_layers import SwitchLinear
 from mlx_lm.utils import dequantize_model
+
+from dflash_mlx.config import ComputeDType
+from dflash_mlx.errors import UnsupportedModel
 
 
 @dataclass(frozen=True)
@@ -31,11 +35,33 @@ class Compute:
     outline: bool = False
 
 
-def compute_here() -> Compute:
-    """Return how models run on this machine."""
-    if mx.metal.is_available():
-        return Compute("metal", dense=False, dtype=None)
-    return Compute("cpu", dense=True, dtype=mx.float32)
+def compute_here(dtype: ComputeDType = "auto") -> Compute:
+    """Return how models run on this machine with the given compute dtype.
+
+    On a CPU, "float32" also dequantizes the weights, as "auto" does. On Metal it keeps quantized
+    weights quantized.
+    """
+    metal = mx.metal.is_available()
+    device = "metal" if metal else "cpu"
+    if dtype == "stored" or (dtype == "auto" and metal):
+        return Compute(device, dense=False, dtype=None)
+    return Compute(device, dense=not metal, dtype=mx.float32)
+
+
+def check_compute(model: nn.Module, compute: Compute, source: str) -> None:
+    """Raise UnsupportedModel if MLX cannot compute `model` as `compute` says.
+
+    MLX's CPU backend multiplies the weights of routed experts in float32 only.
+    """
+    if compute.device != "cpu" or compute.dtype is not None:
+        return
+    for name, module in model.named_modules():
+        if isinstance(module, SwitchLinear) and module.weight.dtype != mx.float32:
+            raise UnsupportedModel(
+                f"{source} stores the experts of {name} in {str(module.weight.dtype)[9:]} and "
+                "dtype is stored; on a CPU, MLX computes experts in float32 only; use dtype "
+                "float32 (--dtype float32)"
+            )
 
 
 def float16_as_bfloat16(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:

@@ -19,7 +19,7 @@ from dflash_mlx.errors import UnsupportedModel
 from dflash_mlx.gguf.read import read_gguf
 from dflash_mlx.gguf.tokenizer import build_tokenizer
 from dflash_mlx.loading.compatibility import check_target_config
-from dflash_mlx.loading.compute import Compute, settle_weights
+from dflash_mlx.loading.compute import Compute, check_compute, settle_weights
 from dflash_mlx.loading.generation import eos_token_ids, sampling_defaults
 from dflash_mlx.loading.safetensors import read_checkpoint
 from dflash_mlx.loading.tokenizer import Tokenizer
@@ -55,6 +55,7 @@ def load_target(path: Path, compute: Compute) -> LoadedTarget:
     check_target_config(config, str(path))
     model = _read_model(path, config)
     target = family_of(str(config.get("model_type")), str(path))(model)
+    check_compute(model, compute, str(path))
     settle_weights(model, compute)
     _LOG.info("%s: %s", path, target.shape)
     generation = _optional_json(path / "generation_config.json")
@@ -100,6 +101,7 @@ def _load_gguf(path: Path, compute: Compute) -> LoadedTarget:
     fill(model, read.weights, str(path), read.config.get("quantization"))
     read.weights.clear()
     target = family(model)
+    check_compute(model, compute, str(path))
     settle_weights(model, compute)
     _LOG.info("%s: %s", path, target.shape)
     tokenizer = Tokenizer(build_tokenizer(read.tokenizer), read.tokenizer.eos_token_ids)

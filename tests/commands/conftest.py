@@ -3,7 +3,6 @@
 import pytest
 
 from dflash_mlx.engine.engine import Engine
-from dflash_mlx.engine.load import LoadHooks
 from tests.commands import tiny_pair
 
 
@@ -36,7 +35,7 @@ def loads(home, monkeypatch, shared_engine):
     """Make commands load the tiny pair; the value lists the (model, draft) names they load."""
     requested = []
 
-    def load(model, draft="auto", cache=None, hooks: LoadHooks | None = None, kernels="auto"):
+    def load(model, draft="auto", cache=None, hooks=None, kernels="auto", dtype="auto"):
         requested.append((model, draft))
         if (model, draft) == ("smollm2-135m", "auto"):
             return shared_engine

@@ -93,7 +93,7 @@ class LoadHooks:
     on_notice: object
 
 
-def load(model, draft, hooks, kernels="auto"):
+def load(model, draft, hooks, kernels="auto", dtype="auto"):
     hooks.on_step(f"loading {model}")
     worker = Worker(model)
     if model == "slow-load":
