@@ -35,17 +35,17 @@ def record(loaded, options):
     import mlx.core as mx
 
     from dflash_mlx.config import SamplingConfig
-    from dflash_mlx.train.writing import Pace, write
+    from dflash_mlx.train.data.generation import GenerationLimits, generate
 
     work = [
         (f"{kind}-{number}", loaded.tokenizer.render([{"role": "user", "content": text}], None))
         for kind, texts in PROMPTS.items()
         for number, text in enumerate(texts[: options.prompts], 1)
     ]
-    pace = Pace(len(work), options.tokens)
+    limits = GenerationLimits(len(work), options.tokens)
     prompts = [ids for _, ids in work]
     model = loaded.pair.target.model
-    answers = write(model, prompts, (), pace, SamplingConfig(), mx.random.key(0))
+    answers = generate(model, prompts, (), limits, SamplingConfig(), mx.random.key(0))
     tables = []
     for (name, ids), answer in zip(work, answers, strict=True):
         right, sure = trace(loaded.pair, ids, answer)

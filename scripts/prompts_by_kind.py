@@ -4,7 +4,7 @@
 
 Each kind has a few ways to ask and a few dozen things to ask about, so that a draft sees the
 target answer every kind of question and not only those that it likes to ask itself. None of them
-is among the held-out prompts (`dflash_mlx/train/held_out.toml`) or the benchmarks'. CC0.
+is among the held-out prompts (`dflash_mlx/train/loop/held_out.toml`) or the benchmarks'. CC0.
 """
 
 import json

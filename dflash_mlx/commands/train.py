@@ -18,10 +18,10 @@ from dflash_mlx.errors import BadRequest
 from dflash_mlx.system.blas import choose_blas
 
 if TYPE_CHECKING:
-    from dflash_mlx.train.job import Result
-    from dflash_mlx.train.options import TrainConfig
-    from dflash_mlx.train.preparing import Prepared
-    from dflash_mlx.train.run_folder import RunFolder
+    from dflash_mlx.train.run.job import TrainingResult
+    from dflash_mlx.train.run.options import TrainConfig
+    from dflash_mlx.train.run.run_folder import RunFolder
+    from dflash_mlx.train.run.setup import TrainingSetup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +114,8 @@ def train(options: TrainOptions) -> None:
     Ctrl-C stops a run without losing work; --resume continues it.
     """
     choose_blas(blas_choice(options.blas))
-    from dflash_mlx.train.options import TrainConfig
-    from dflash_mlx.train.shape import Wishes
+    from dflash_mlx.train.model.shape import DraftOverrides
+    from dflash_mlx.train.run.options import TrainConfig
 
     if options.out is None:
         raise BadRequest("train needs an output folder; set --out")
@@ -127,10 +127,12 @@ def train(options: TrainOptions) -> None:
         samples=options.samples,
         minutes=options.minutes,
         steps=options.steps,
-        wishes=Wishes(options.layers, options.block_size, options.draft_vocab, options.dflash2),
+        overrides=DraftOverrides(
+            options.layers, options.block_size, options.draft_vocab, options.dflash2
+        ),
         thinking=options.thinking,
         temperature=options.temperature,
-        max_rows=options.max_seq_length,
+        max_seq_length=options.max_seq_length,
         learning_rate=options.learning_rate,
         weighting=options.weighting,
         cache_gb=options.cache,
@@ -145,58 +147,58 @@ def train(options: TrainOptions) -> None:
 
 
 def _plan(config: "TrainConfig", as_json: bool) -> None:
-    from dflash_mlx.train.planning import first_plan
+    from dflash_mlx.train.run.planning import first_plan
 
     terminal = Terminal()
-    prepared = _prepare(config, terminal)
+    setup = _set_up(config, terminal)
     with _exit_on_interrupt(terminal):
         terminal.show_status("measuring this machine, two minutes at most")
-        plan = first_plan(prepared, None, config.run_folder.parent, time.monotonic)
-    print_plan(terminal, prepared, plan)
+        plan = first_plan(setup, None, config.run_folder.parent, time.monotonic)
+    print_plan(terminal, setup, plan)
     if as_json:
         typer.echo(json.dumps(plan.table()))
 
 
 def _run(config: "TrainConfig", options: TrainOptions) -> None:
-    from dflash_mlx.train.options import TrainConfig, resumed
-    from dflash_mlx.train.outcome import check_out
-    from dflash_mlx.train.run_folder import RunFolder
+    from dflash_mlx.train.run.options import TrainConfig, resume_config
+    from dflash_mlx.train.run.result import check_out
+    from dflash_mlx.train.run.run_folder import RunFolder
 
     terminal, folder = Terminal(), RunFolder(config.run_folder)
     check_out(config.out_folder, options.force)
     if options.resume:
-        stored = resumed(config, TrainConfig.from_values(folder.facts()["config"]))
+        stored = resume_config(config, TrainConfig.from_values(folder.state()["config"]))
         with folder:
-            result = _train(_prepare(stored, terminal), folder, terminal)
+            result = _train(_set_up(stored, terminal), folder, terminal)
     else:
         folder.check(options.force)
-        # before the old run is removed: preparation can still refuse the request
-        prepared = _prepare(config, terminal)
-        with folder.begin(options.force):
-            folder.know(config=config.as_values())
-            result = _train(prepared, folder, terminal)
+        # before the old run is deleted, because the setup can still refuse the request
+        setup = _set_up(config, terminal)
+        with folder.create(options.force):
+            folder.update_state(config=config.as_values())
+            result = _train(setup, folder, terminal)
     if options.as_json:
         typer.echo(json.dumps(result.table()))
     if not result.finished:
         raise typer.Exit(INTERRUPTED)
 
 
-def _train(prepared: "Prepared", folder: "RunFolder", terminal: Terminal) -> "Result":
+def _train(setup: "TrainingSetup", folder: "RunFolder", terminal: Terminal) -> "TrainingResult":
     """Plan the run if it has no plan yet, train, and print the result."""
     from dflash_mlx.system.memory import wired
-    from dflash_mlx.train.job import Job
-    from dflash_mlx.train.planning import first_plan
+    from dflash_mlx.train.run.job import TrainingJob
+    from dflash_mlx.train.run.planning import first_plan
 
     with TrainingProgressView(terminal) as view, on_interrupt(view.stop), wired():
-        job = Job(prepared, folder, view.watcher, time.monotonic)
-        if "n_samples" not in folder.facts():
+        job = TrainingJob(setup, folder, view.hooks, time.monotonic)
+        if "n_samples" not in folder.state():
             with _exit_on_interrupt(terminal):
                 terminal.show_status("measuring this machine, two minutes at most")
-                plan = first_plan(prepared, job.shards, folder.path, time.monotonic)
-            print_plan(terminal, prepared, plan)
+                plan = first_plan(setup, job.shards, folder.path, time.monotonic)
+            print_plan(terminal, setup, plan)
             job.adopt(plan)
         result = job.run()
-    print_result(terminal, result, prepared.config.target)
+    print_result(terminal, result, setup.config.target)
     return result
 
 
@@ -207,10 +209,10 @@ def _exit_on_interrupt(terminal: Terminal) -> Iterator[None]:
         yield
 
 
-def _prepare(config: "TrainConfig", terminal: Terminal) -> "Prepared":
+def _set_up(config: "TrainConfig", terminal: Terminal) -> "TrainingSetup":
     with LoadingProgress(terminal) as loading, _exit_on_interrupt(terminal):
         terminal.show_status("starting MLX")
         from dflash_mlx.system.machine import this_machine
-        from dflash_mlx.train.preparing import prepare
+        from dflash_mlx.train.run.setup import set_up
 
-        return prepare(config, this_machine(), loading.hooks)
+        return set_up(config, this_machine(), loading.hooks)

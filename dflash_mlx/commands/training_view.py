@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING, Self
 from dflash_mlx.commands.terminal import Terminal, exit_now
 
 if TYPE_CHECKING:
-    from dflash_mlx.train.job import Result
-    from dflash_mlx.train.plan import Plan
-    from dflash_mlx.train.preparing import Prepared
-    from dflash_mlx.train.reports import Report, Watcher
+    from dflash_mlx.train.run.job import TrainingResult
+    from dflash_mlx.train.run.monitor import TrainingHooks, TrainingProgress
+    from dflash_mlx.train.run.schedule import TrainingPlan
+    from dflash_mlx.train.run.setup import TrainingSetup
 
 _LOG_INTERVAL_S = 30.0
 """Seconds between two lines in a log; a run of an hour then writes about 120."""
 
 _PHASES = {
     "probe": "measuring this machine again with all samples",
-    "write": "writing samples",
+    "generate": "generating samples",
     "train": "step",
-    "measure": "decoding held-out prompts",
+    "evaluate": "decoding held-out prompts",
     "publish": "writing the draft",
 }
 
 
 class TrainingProgressView:
-    """Shows a running training: a status line on a screen, a line per 30 s in a log."""
+    """Shows the progress of a run: one updated line on a terminal, separate lines elsewhere."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
@@ -47,14 +47,14 @@ class TrainingProgressView:
         self._terminal.clear_status()
 
     @property
-    def watcher(self) -> "Watcher":
-        """Return the callbacks to pass to the training job."""
-        from dflash_mlx.train.reports import Watcher
+    def hooks(self) -> "TrainingHooks":
+        """The callbacks for a run."""
+        from dflash_mlx.train.run.monitor import TrainingHooks
 
-        return Watcher(self._report, lambda: self._stopped)
+        return TrainingHooks(self._show, lambda: self._stopped)
 
     def stop(self) -> None:
-        """Ask the run to stop after the current step; the second call ends the process."""
+        """Ask the run to stop after its step; on the second call, end the process."""
         if self._stopped:
             exit_now(self._terminal)
         self._stopped = True
@@ -62,91 +62,96 @@ class TrainingProgressView:
             "\nstopping after this step; finished work is saved; press Ctrl-C again to exit\n"
         )
 
-    def _report(self, report: "Report") -> None:
-        text = _PHASES[report.phase]
-        if report.phase in ("write", "train"):
-            text += f" {report.done} of {report.total}"
-            if report.left_s is not None:
-                text += f", {spelled_time(report.left_s)} left"
-        if report.detail:
-            text += f": {report.detail}"
-        if report.phase == "measure" and report.detail:
-            self._terminal.log(f"step {report.done} of {report.total}: {report.detail}")
+    def _show(self, progress: "TrainingProgress") -> None:
+        text = _PHASES[progress.phase]
+        if progress.phase in ("generate", "train"):
+            text += f" {progress.done} of {progress.total}"
+            if progress.left_s is not None:
+                text += f", {spelled_time(progress.left_s)} left"
+        if progress.detail:
+            text += f": {progress.detail}"
+        if progress.phase == "evaluate" and progress.detail:
+            self._terminal.log(f"step {progress.done} of {progress.total}: {progress.detail}")
         elif self._terminal.stderr_is_tty:
             self._terminal.show_status(text)
-        elif time.monotonic() - self._logged_at > _LOG_INTERVAL_S or report.done == report.total:
+        elif (
+            time.monotonic() - self._logged_at > _LOG_INTERVAL_S or progress.done == progress.total
+        ):
             self._logged_at = time.monotonic()
             self._terminal.log(text)
 
 
-def print_plan(terminal: Terminal, prepared: "Prepared", plan: "Plan") -> None:
-    """Print the draft's shape, the data, the recipe, and the memory, disk and time needed."""
+def print_plan(terminal: Terminal, setup: "TrainingSetup", plan: "TrainingPlan") -> None:
+    """Print the plan: what is trained on what, and the memory, disk space and time it takes."""
     from dflash_mlx.hub.download import spelled_bytes
 
-    draft, schedule, needs = prepared.beginning.draft.model.config, plan.schedule, plan.needs
+    draft, schedule, memory = setup.initial.draft.model.config, plan.schedule, plan.memory
     kind = "DFlash 2 draft" if draft.selector else "draft"
-    terminal.log(f"{kind} for {prepared.opened.name}", bold=True)
-    begun = f", initialised from {prepared.config.init}" if prepared.config.init else ""
+    terminal.log(f"{kind} for {setup.target.name}", bold=True)
+    init = f", initialised from {setup.config.init}" if setup.config.init else ""
     terminal.log(
         f"  draft    {plan.parameters / 1e6:.1f}M parameters, {plan.trained / 1e6:.1f}M of them "
         f"trained: {draft.num_hidden_layers} layers, block size {draft.block_size}, target layers "
-        f"{', '.join(map(str, draft.target_layer_ids))}, mask token {draft.mask_token_id}{begun}"
+        f"{', '.join(map(str, draft.target_layer_ids))}, mask token {draft.mask_token_id}{init}"
     )
-    written = ", written by the target" if prepared.data.writes else ""
+    generated = ", generated by the target" if setup.data.generated else ""
     terminal.log(
-        f"  data     {prepared.data.source}: {schedule.n_samples} samples, about "
-        f"{plan.n_answer_tokens} answer tokens{written}"
+        f"  data     {setup.data.source}: {schedule.n_samples} samples, about "
+        f"{plan.n_answer_tokens} answer tokens{generated}"
     )
-    if prepared.data.dropped:
-        terminal.log(f"           {prepared.data.dropped}")
+    if setup.data.dropped:
+        terminal.log(f"           {setup.data.dropped}")
     recipe = plan.recipe
     terminal.log(
-        f"  recipe   {recipe.steps} steps of {recipe.sequences} samples with up to "
-        f"{recipe.anchors} blocks each ({plan.passes:.1f} passes), peak rate "
+        f"  recipe   {recipe.steps} steps of {recipe.samples_per_step} samples with up to "
+        f"{recipe.anchors} blocks each ({plan.epochs:.1f} epochs), peak learning rate "
         f"{recipe.learning_rate:g}, seed {recipe.seed}"
     )
-    can = f" of {spelled_bytes(plan.usable_bytes)}" if plan.usable_bytes else ""
+    usable = f" of {spelled_bytes(plan.usable_bytes)}" if plan.usable_bytes else ""
     terminal.log(
-        f"  memory   about {spelled_bytes(needs.total)}{can}: target "
-        f"{spelled_bytes(needs.target)}, weights {spelled_bytes(needs.weights)}, gradients "
-        f"{spelled_bytes(needs.gradients)}, moments {spelled_bytes(needs.moments)}, activations "
-        f"{spelled_bytes(needs.activations)}; measured peak {spelled_bytes(plan.peak_bytes)}"
+        f"  memory   about {spelled_bytes(memory.total)}{usable}: target "
+        f"{spelled_bytes(memory.target)}, weights {spelled_bytes(memory.weights)}, gradients "
+        f"{spelled_bytes(memory.gradients)}, moments {spelled_bytes(memory.moments)}, activations "
+        f"{spelled_bytes(memory.activations)}; measured {spelled_bytes(plan.peak_bytes)}"
     )
-    if plan.gave_way:
-        terminal.log(f"           reduced to fit memory: {'; '.join(plan.gave_way)}")
+    if plan.reductions:
+        terminal.log(f"           reduced to fit: {'; '.join(plan.reductions)}")
     terminal.log(
         f"  disk     {spelled_bytes(plan.cache_bytes)} for features of "
-        f"{spelled_bytes(plan.feature_bytes)}, of {spelled_bytes(plan.free_bytes)} free"
+        f"{spelled_bytes(plan.feature_bytes)}, {spelled_bytes(plan.free_bytes)} free"
     )
     terminal.log(
-        f"  time     {spelled_time(schedule.total_s)}: writing {spelled_time(schedule.write_s)}, "
-        f"features {spelled_time(schedule.feature_s)}, steps {spelled_time(schedule.train_s)} "
-        f"({plan.speeds.step_s:.2f} s each), measuring {spelled_time(schedule.measure_s)}"
+        f"  time     {spelled_time(schedule.total_s)}: generation "
+        f"{spelled_time(schedule.generate_s)}, features {spelled_time(schedule.feature_s)}, steps "
+        f"{spelled_time(schedule.train_s)} ({plan.stages.step_s:.2f} s each), evaluation "
+        f"{spelled_time(schedule.evaluate_s)}"
     )
-    terminal.log(f"  into     {prepared.config.out}")
+    terminal.log(f"  output   {setup.config.out}")
 
 
-def print_result(terminal: Terminal, result: "Result", target: str) -> None:
-    """Print the outcome of a run for `target` (a name or path) and how to try the draft."""
+def print_result(terminal: Terminal, result: "TrainingResult", target: str) -> None:
+    """Print the result of a run for `target`, a name or a path, and the commands to use it."""
     if not result.finished:
         terminal.log("stopped; the same command with --resume continues where it stopped")
     if result.out is None:
         return
-    found = [line["sequential"] for line in result.measured]
+    found = [line["decoding"] for line in result.evaluations]
     if found:
-        best = max(found, key=lambda found: found["tokens_per_round"])
+        best = max(found, key=lambda decoding: decoding["tokens_per_round"])
         kinds = ", ".join(f"{kind} {value:.2f}" for kind, value in best["by_kind"].items())
         terminal.log(
             f"{best['tokens_per_round']:.2f} tokens per round in greedy decoding ({kinds})"
         )
-    label = "done" if result.finished else "best draft so far"
-    terminal.log(f"{label}: {result.out}", bold=True)
+    state = "done" if result.finished else "best draft so far"
+    terminal.log(f"{state}: {result.out}", bold=True)
     terminal.log(
-        f"  try it   dflash-mlx chat --model {quote(target)} --draft {quote(str(result.out))}"
+        f"  chat     dflash-mlx chat --model {quote(target)} --draft {quote(str(result.out))}"
     )
     terminal.log(f"  curves   {result.out / 'curves.html'}")
     if result.finished:
-        terminal.log(f"  {result.run} holds the samples and the last checkpoint; it can be deleted")
+        terminal.log(
+            f"  {result.run} contains the samples and the last checkpoint; you can delete it"
+        )
 
 
 def spelled_time(seconds: float) -> str:

@@ -4,6 +4,7 @@ It must not know models, checkpoints or requests.
 """
 
 __all__ = [
+    "atomic",
     "blas",
     "foreign",
     "installer",

@@ -1,16 +1,7 @@
 """Trains a draft model for a target model, with the target as its teacher.
 
+`data` holds samples, `model` the draft, `loop` the optimisation, `run` a whole training run.
 It must not know the command line.
 """
 
-__all__ = [
-    "job",
-    "options",
-    "outcome",
-    "plan",
-    "planning",
-    "preparing",
-    "reports",
-    "run_folder",
-    "shape",
-]
+__all__ = ["data", "loop", "model", "run"]

@@ -7,8 +7,8 @@ import pytest
 
 from dflash_mlx.commands import main
 from dflash_mlx.commands.training_view import spelled_time
-from dflash_mlx.train import measuring, planning, preparing, trial
-from dflash_mlx.train.evaluate import held_out_prompts
+from dflash_mlx.train.loop.evaluate import held_out_prompts
+from dflash_mlx.train.run import monitor, planning, probe, setup
 from tests.train.tiny_folder import tiny_folder
 
 
@@ -21,12 +21,12 @@ def target(tmp_path_factory):
 @pytest.fixture
 def arguments(target, tmp_path, home, monkeypatch):
     """Return the arguments of a short run; measurements are shortened too."""
-    monkeypatch.setattr(planning, "MEASURED_TOKENS", 4)
-    monkeypatch.setattr(measuring, "MEASURED_TOKENS", 4)
+    monkeypatch.setattr(planning, "EVALUATED_TOKENS", 4)
+    monkeypatch.setattr(monitor, "EVALUATED_TOKENS", 4)
     monkeypatch.setattr(
-        preparing, "held_out_prompts", lambda *given: held_out_prompts(*given, per_kind=1)[:2]
+        setup, "held_out_prompts", lambda *given: held_out_prompts(*given, per_kind=1)[:2]
     )
-    monkeypatch.setattr(trial, "_TRIED", 1)
+    monkeypatch.setattr(probe, "_MAX_REPEATS", 1)
     (tmp_path / "prompts.txt").write_text("\n".join(f"Say {n}" for n in range(20)))
     short = [
         "--steps",
@@ -51,7 +51,7 @@ def test_a_run_shows_its_plan_and_its_result(arguments, tmp_path, capsys):
     outcome = json.loads(captured.out)
     assert outcome["out"] == str(tmp_path / "draft")
     assert outcome["finished"] is True
-    assert outcome["measured"][-1]["sequential"]["tokens_per_round"] >= 1
+    assert outcome["evaluations"][-1]["decoding"]["tokens_per_round"] >= 1
     for text in (
         "draft for tiny",
         "parameters",
@@ -69,8 +69,8 @@ def test_a_dry_run_plans_and_keeps_nothing(arguments, tmp_path, capsys):
     assert main([*arguments, "--dry-run", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["recipe"]["steps"] == 3
-    assert plan["speeds"]["step_s"] > 0
-    assert plan["needs"]["activations"] > 0
+    assert plan["stages"]["step_s"] > 0
+    assert plan["memory"]["activations"] > 0
     assert not list(tmp_path.glob("draft*"))
 
 
@@ -79,7 +79,7 @@ def test_a_dry_run_plans_and_keeps_nothing(arguments, tmp_path, capsys):
     [
         (["--minutes", "5"], "give one of them"),
         (["--layers", "0"], "--layers is 0"),
-        (["--resume"], "holds no run to go on with"),
+        (["--resume"], "contains no run to resume"),
         (["--data", "nothing.jsonl"], "not a local file or folder"),
         (["--init", "self", "--dflash2"], "leave out --layers"),
         (["--thinking"], "has no thinking mode"),
@@ -113,7 +113,7 @@ def test_a_refused_command_deletes_nothing_and_leaves_no_files(arguments, tmp_pa
     assert main([*arguments, "--data", "nothing.jsonl"]) == 2
     assert not (tmp_path / "draft.run").exists()
     (tmp_path / "draft.run").mkdir()
-    (tmp_path / "draft.run/run.json").write_text('{"format": 1, "n_samples": 8}')
+    (tmp_path / "draft.run/run.json").write_text('{"format": 2, "n_samples": 8}')
     assert main(["train", "no-such-target", *arguments[2:], "--force"]) == 2
     assert "no-such-target" in capsys.readouterr().err
     assert (tmp_path / "draft.run/run.json").exists()
@@ -121,22 +121,22 @@ def test_a_refused_command_deletes_nothing_and_leaves_no_files(arguments, tmp_pa
 
 def test_an_interrupted_run_can_be_resumed(arguments, tmp_path, capsys, monkeypatch):
     """After Ctrl-C a user must learn that no work was lost."""
-    from dflash_mlx.train.between_steps import BetweenSteps
+    from dflash_mlx.train.run.monitor import RunMonitor
 
-    tell, interrupted = BetweenSteps._tell, []
+    report, interrupted = RunMonitor._report, []
 
-    def interrupting(self, progress):
+    def interrupting(self, step):
         if not interrupted:
-            interrupted.append(progress)
+            interrupted.append(step)
             signal.raise_signal(signal.SIGINT)
-        tell(self, progress)
+        report(self, step)
 
-    monkeypatch.setattr(BetweenSteps, "_tell", interrupting)
+    monkeypatch.setattr(RunMonitor, "_report", interrupting)
     assert main(arguments) == 130
     assert "--resume continues where it stopped" in capsys.readouterr().err
     out = ["train", arguments[1], "-o", str(tmp_path / "draft")]
     assert main([*out, "--resume", "--seed", "5"]) == 2
-    assert "begun with seed 0 and not 5" in capsys.readouterr().err
+    assert "has seed 0 and the command has 5" in capsys.readouterr().err
     assert main([*out, "--resume"]) == 0
     assert (tmp_path / "draft/model.safetensors").exists()
 

@@ -1,11 +1,11 @@
-"""Many blocks at once must be what decoding sees one block at a time."""
+"""The forward over many blocks equals decoding one block at a time."""
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from dflash_mlx.models.draft.dflash import block_mask
-from dflash_mlx.train.denoise import denoise, visible_block, visible_context
+from dflash_mlx.train.model.forward import denoise, visible_block, visible_context
 from tests.tiny import random_draft, selecting_draft, tiny_target
 
 N_TOKENS = 60
@@ -17,14 +17,14 @@ DRAFTS = {
     "sinks and biases": lambda target: random_draft(
         target, attention_sinks=True, attention_bias=True
     ),
-    "second version": lambda target: selecting_draft(target),
+    "DFlash 2": lambda target: selecting_draft(target),
 }
 
 
 @pytest.mark.parametrize("n_rows", [2, 8])
 @pytest.mark.parametrize("kind", DRAFTS)
-def test_blocks_side_by_side_are_the_blocks_of_decoding(kind, n_rows):
-    """A draft trained under another mask or at other positions is never right when it counts."""
+def test_batched_blocks_equal_the_blocks_of_decoding(kind, n_rows):
+    """A draft trained with another mask or other positions is wrong in decoding."""
     draft = DRAFTS[kind](tiny_target())
     width = draft.model.config.feature_size
     features = mx.random.normal((1, N_TOKENS, width), key=mx.random.key(3))
@@ -42,8 +42,8 @@ def test_blocks_side_by_side_are_the_blocks_of_decoding(kind, n_rows):
 
 @pytest.mark.parametrize("window", [None, 2, 7, 16])
 @pytest.mark.parametrize("causal", [False, True])
-def test_visibility_is_the_runtimes_mask(window, causal):
-    """Who sees whom, against the runtime's mask and a loop over every pair."""
+def test_visibility_is_the_mask_of_decoding(window, causal):
+    """Compared with the mask of the runtime and with a loop over every pair."""
     anchors, n_rows, n_context = np.array([0, 1, 5, 20]), 6, 20
     context = visible_context(anchors, n_rows, n_context, window)
     block = visible_block(n_rows, causal)

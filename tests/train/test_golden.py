@@ -15,11 +15,10 @@ from mlx.utils import tree_flatten
 from dflash_mlx.loading.weights import fill, read_safetensors
 from dflash_mlx.models.draft.build import bind, draft_model
 from dflash_mlx.models.draft.config_file import read_draft_config
-from dflash_mlx.train.anchors import blocks_at
-from dflash_mlx.train.features import Features
-from dflash_mlx.train.head import whole_head
-from dflash_mlx.train.objective import Example, Objective
-from dflash_mlx.train.recipe import Recipe
+from dflash_mlx.train.loop.features import TargetFeatures
+from dflash_mlx.train.loop.loss import Objective, TrainingExample
+from dflash_mlx.train.loop.recipe import Recipe
+from dflash_mlx.train.model.forward import blocks_at, full_head
 
 TESTS = Path(__file__).resolve().parent.parent
 CASES = ("full", "full_tied", "mixed")
@@ -49,14 +48,16 @@ def test_loss_and_gradients_are_the_official_models(name, checkpointing):
     draft = official_draft(name)
     tokens, anchors = np.array(golden["tokens"]), np.array(golden["anchors"])
     first = int(anchors[0])
-    example = Example(
+    example = TrainingExample(
         tokens,
         first,
         blocks_at(tokens, anchors, draft.block_size),
-        Features(golden["features"][None], golden["teacher"][first:], golden["shares"][first:]),
+        TargetFeatures(
+            golden["features"][None], golden["teacher"][first:], golden["shares"][first:]
+        ),
     )
-    recipe = Recipe(steps=1, decay=4.0, distillation=0.5, checkpointing=checkpointing)
-    objective = Objective(draft, whole_head(draft), recipe, mx.float32)
+    recipe = Recipe(steps=1, position_decay=4.0, distillation=0.5, checkpointing=checkpointing)
+    objective = Objective(draft, full_head(draft), recipe, mx.float32)
     weights = draft.model.trainable_parameters()
     (loss, right), grads = mx.value_and_grad(objective)(weights, example)
     assert loss.item() == pytest.approx(golden["loss"].item(), rel=1e-5)

@@ -1,4 +1,4 @@
-"""A whole run on a tiny target: planned, written, trained, measured, stopped and gone on with."""
+"""A whole run on a tiny target: plan, generation, training, evaluation, stop and resume."""
 
 import itertools
 import json
@@ -13,21 +13,21 @@ from dflash_mlx.loading.compute import compute_here
 from dflash_mlx.loading.draft import load_draft
 from dflash_mlx.loading.target import load_target
 from dflash_mlx.system.machine import this_machine
-from dflash_mlx.train import measuring, planning, preparing, trial
-from dflash_mlx.train.evaluate import held_out_prompts
-from dflash_mlx.train.job import Job
-from dflash_mlx.train.options import TrainConfig
-from dflash_mlx.train.planning import first_plan
-from dflash_mlx.train.preparing import prepare
-from dflash_mlx.train.reports import Watcher
-from dflash_mlx.train.run_folder import RunFolder
-from dflash_mlx.train.shape import Wishes
+from dflash_mlx.train.loop.evaluate import held_out_prompts
+from dflash_mlx.train.model.shape import DraftOverrides
+from dflash_mlx.train.run import monitor, planning, probe, setup
+from dflash_mlx.train.run.job import TrainingJob
+from dflash_mlx.train.run.monitor import TrainingHooks
+from dflash_mlx.train.run.options import TrainConfig
+from dflash_mlx.train.run.planning import first_plan
+from dflash_mlx.train.run.run_folder import RunFolder
+from dflash_mlx.train.run.setup import set_up
 from tests.train.tiny_folder import tiny_folder
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A tiny target on disk, and prompts beside it."""
+    """A tiny target on disk, and a file of prompts next to it."""
     made = tiny_folder(tmp_path_factory.mktemp("models") / "tiny", num_hidden_layers=4)
     rows = [{"prompt": f"Say {n}", "response": "no"} for n in range(40)]
     (made.parent / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
@@ -36,27 +36,27 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module", autouse=True)
 def brief():
-    """Measure little; what is measured is not what is tested."""
+    """Evaluate a few tokens only: the figures are not tested here."""
 
     def few(tokenizer, thinking):
         return held_out_prompts(tokenizer, thinking, per_kind=1)[:3]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planning, "MEASURED_TOKENS", 6)
-        patch.setattr(measuring, "MEASURED_TOKENS", 6)
-        patch.setattr(preparing, "held_out_prompts", few)
-        patch.setattr(trial, "_TRIED", 1)
+        patch.setattr(planning, "EVALUATED_TOKENS", 6)
+        patch.setattr(monitor, "EVALUATED_TOKENS", 6)
+        patch.setattr(setup, "held_out_prompts", few)
+        patch.setattr(probe, "_MAX_REPEATS", 1)
         yield
 
 
 class Clock:
-    """A clock that goes on a little with every look, so that plans do not depend on the machine."""
+    """A clock that advances by 1 ms per call, so that plans do not depend on the machine."""
 
     def __init__(self):
-        self._looks = itertools.count()
+        self._calls = itertools.count()
 
     def __call__(self):
-        return next(self._looks) * 0.001
+        return next(self._calls) * 0.001
 
 
 def options(folder, out, **changes):
@@ -67,57 +67,57 @@ def options(folder, out, **changes):
         "data": str(folder.parent / "rows.jsonl"),
         "steps": 6,
         "samples": 34,
-        "wishes": Wishes(layers=1, block=4),
-        "max_rows": 80,
+        "overrides": DraftOverrides(layers=1, block_size=4),
+        "max_seq_length": 80,
     }
     return TrainConfig(**{**values, **changes})
 
 
-def work(config, watcher=None, machine=None):
-    """Begin a run, or go on with one, as the command does; return its result."""
+def train_run(config, hooks=None, machine=None):
+    """Start or resume a run as the command does; return its result."""
     run = RunFolder(config.run_folder)
     if not config.run_folder.exists():
-        run.begin(force=False)
-    prepared = prepare(config, machine or this_machine(), LoadHooks())
+        run.create(force=False)
+    parts = set_up(config, machine or this_machine(), LoadHooks())
     with run:
-        run.know(config=config.as_values())
-        job = Job(prepared, run, watcher or Watcher(), Clock())
-        if "n_samples" not in run.facts():
-            job.adopt(first_plan(prepared, job.shards, run.path, Clock()))
+        run.update_state(config=config.as_values())
+        job = TrainingJob(parts, run, hooks or TrainingHooks(), Clock())
+        if "n_samples" not in run.state():
+            job.adopt(first_plan(parts, job.shards, run.path, Clock()))
         return job.run()
 
 
 def stopping(phase, done):
-    """A watcher that asks to stop once so much of a phase is done."""
+    """Hooks that ask to stop once `done` of a phase is reached."""
     seen = []
 
-    def report(report):
-        if report.phase == phase and report.done >= done:
-            seen.append(report)
+    def on_progress(progress):
+        if progress.phase == phase and progress.done >= done:
+            seen.append(progress)
 
-    return Watcher(report, lambda: bool(seen))
+    return TrainingHooks(on_progress, lambda: bool(seen))
 
 
-def without_times(config):
-    """What a run left that must not depend on when it was stopped."""
+def outcome_of(config):
+    """Return what must not depend on when a run was stopped."""
     run = RunFolder(config.run_folder)
     return run.history(), run.best_weights(), mx.load(str(run.checkpoint))
 
 
-def same(one, other):
-    """Whether two tables of arrays are equal to the last bit."""
+def equal(one, other):
+    """Return whether two tables of arrays are bitwise equal."""
     return one.keys() == other.keys() and all(mx.array_equal(one[k], other[k]) for k in one)
 
 
 @pytest.fixture(scope="module")
 def whole(folder, tmp_path_factory):
-    """A run that nothing stopped."""
+    """A run that was not stopped."""
     config = options(folder, tmp_path_factory.mktemp("whole") / "draft")
-    return config, work(config)
+    return config, train_run(config)
 
 
-def test_a_run_ends_in_a_draft_that_decodes(whole, folder):
-    """The promise of the command, from nothing but a target."""
+def test_a_run_publishes_a_draft_that_loads(whole, folder):
+    """The purpose of the command."""
     config, result = whole
     assert result.finished
     assert result.out == config.out
@@ -125,39 +125,41 @@ def test_a_run_ends_in_a_draft_that_decodes(whole, folder):
     draft = load_draft(config.out, target, compute_here())
     assert draft.block_size == 4
     card = (config.out / "README.md").read_text()
-    assert "tokens a round" in card
-    assert str(folder.parent) not in card, "a place on this machine"
+    assert "tokens per round" in card
+    assert str(folder.parent) not in card, "a path of this machine"
     assert str(folder.parent) not in (config.out / "training.json").read_text()
     assert "<svg" in (config.out / "curves.html").read_text()
-    measured = result.measured
-    assert measured[-1]["step"] == 6
-    assert list(measured[-1]["sequential"]["by_kind"]) == ["chat", "code", "arithmetic"]
-    assert result.facts["data"]["answers"] == "greedy", "the file's answers are another model's"
+    evaluations = result.evaluations
+    assert evaluations[-1]["step"] == 6
+    assert list(evaluations[-1]["decoding"]["by_kind"]) == ["chat", "code", "arithmetic"]
+    assert result.facts["data"]["answers"] == "greedy", (
+        "the answers in the file come from another model"
+    )
     assert [line["step"] for line in result.history if "loss" in line] == [1, 2, 3, 4, 5, 6]
-    assert not (config.run_folder / "features").exists(), "gigabytes left behind"
+    assert not (config.run_folder / "features").exists(), "gigabytes of features are left"
 
 
 @pytest.mark.parametrize(
-    ("phase", "done"), [("write", 1), ("train", 2), ("train", 6), ("measure", 6)]
+    ("phase", "done"), [("generate", 1), ("train", 2), ("train", 6), ("evaluate", 6)]
 )
-def test_a_stopped_run_ends_as_if_it_had_not_been(whole, folder, tmp_path, phase, done):
-    """Bit for bit: history, best weights, and the state of training."""
+def test_a_resumed_run_equals_an_uninterrupted_one(whole, folder, tmp_path, phase, done):
+    """History, best weights and checkpoint differed when a stop lost part of the state."""
     config = options(folder, tmp_path / "draft")
-    stopped = work(config, stopping(phase, done))
+    stopped = train_run(config, stopping(phase, done))
     assert not stopped.finished
-    result = work(config)
+    result = train_run(config)
     assert result.finished
-    (history, best, checkpoint), expected = without_times(config), without_times(whole[0])
+    (history, best, checkpoint), expected = outcome_of(config), outcome_of(whole[0])
     assert history == expected[0]
-    assert same(best, expected[1])
-    assert same(checkpoint, expected[2])
+    assert equal(best, expected[1])
+    assert equal(checkpoint, expected[2])
 
 
-def test_what_was_reached_is_there_after_a_stop(folder, tmp_path, monkeypatch):
-    """Ctrl-C after a night: the best draft so far is usable at once."""
-    monkeypatch.setattr("dflash_mlx.train.job.interval", lambda steps, times: 2)
+def test_a_stopped_run_publishes_its_best_draft(folder, tmp_path, monkeypatch):
+    """After Ctrl-C, the best draft so far is usable at once."""
+    monkeypatch.setattr("dflash_mlx.train.run.job.evaluation_interval", lambda steps, times: 2)
     config = options(folder, tmp_path / "draft")
-    result = work(config, stopping("train", 3))
+    result = train_run(config, stopping("train", 3))
     assert not result.finished
     assert (result.out / "model.safetensors").exists()
     assert json.loads((result.out / "training.json").read_text())["finished"] is False
@@ -165,101 +167,110 @@ def test_what_was_reached_is_there_after_a_stop(folder, tmp_path, monkeypatch):
     assert "<svg" in (config.run_folder / "curves.html").read_text()
 
 
-def test_a_draft_is_gone_on_from(whole, folder, tmp_path):
-    """A fine-tune's draft begins with the draft of what it was tuned from."""
+def test_a_draft_can_be_initialised_from_another(whole, folder, tmp_path):
+    """A fine-tuned target's draft is initialised from the draft of its base."""
     first, _ = whole
-    config = options(folder, tmp_path / "more", init=str(first.out), wishes=Wishes(), steps=2)
-    assert work(config).finished
-    assert "Begun from" in (config.out / "README.md").read_text()
+    config = options(
+        folder, tmp_path / "more", init=str(first.out), overrides=DraftOverrides(), steps=2
+    )
+    assert train_run(config).finished
+    assert "Initialised from" in (config.out / "README.md").read_text()
     shape = json.loads((config.out / "config.json").read_text())
     assert shape == json.loads((first.out / "config.json").read_text())
 
 
-def test_a_draft_gone_on_from_may_get_a_smaller_vocabulary(whole, folder, tmp_path):
-    """The head is most of a small draft's time, and few tokens are most of all text."""
+def test_init_can_reduce_the_vocabulary(whole, folder, tmp_path):
+    """Most of a small draft's time is its head, and few tokens make up most of the text."""
     first, _ = whole
     config = options(
-        folder, tmp_path / "cut", init=str(first.out), wishes=Wishes(vocabulary=50), steps=2
+        folder,
+        tmp_path / "cut",
+        init=str(first.out),
+        overrides=DraftOverrides(vocabulary=50),
+        steps=2,
     )
-    assert work(config).finished
+    assert train_run(config).finished
     shape = json.loads((config.out / "config.json").read_text())
     assert shape["draft_vocab_size"] == 50
     weights = mx.load(str(config.out / "model.safetensors"))
     assert weights["lm_head.weight"].shape[0] == weights["d2t"].size == 50
 
 
-def test_token_ids_are_trained_on_as_they_are(folder, tmp_path):
-    """The form of the corpora that exist; nothing is written for them."""
+def test_token_ids_are_trained_on_unchanged(folder, tmp_path):
+    """Token ids are answers of the target already; generating them again wastes hours."""
     rows = [[[258, 65 + n, 256, 259], [70 + n, 71, 72 + n, 73, 256]] for n in range(12)]
     (tmp_path / "ids.json").write_text(json.dumps(rows))
     config = options(folder, tmp_path / "draft", data=str(tmp_path / "ids.json"))
-    result = work(config)
+    result = train_run(config)
     assert result.finished
     assert not config.run_folder.joinpath("data").exists()
     assert result.facts["data"]["source"] == "ids.json"
     assert result.facts["data"]["answers"] is None
 
 
-def test_with_no_data_the_target_asks_too(folder, tmp_path):
-    """The promise that nothing but a target is needed."""
-    result = work(options(folder, tmp_path / "draft", data="self", samples=3, steps=1))
+def test_without_data_the_target_generates_the_prompts(folder, tmp_path):
+    """`--data self` needs nothing but a target."""
+    result = train_run(options(folder, tmp_path / "draft", data="self", samples=3, steps=1))
     assert result.finished
     assert result.facts["data"]["source"] == "self"
 
 
-@pytest.mark.parametrize("wishes", [{"vocabulary": 60}, {"second": True}])
-def test_other_kinds_of_drafts_are_trained(folder, tmp_path, wishes):
-    """A reduced vocabulary and DFlash 2 go all the way through to a draft that loads."""
+@pytest.mark.parametrize("overrides", [{"vocabulary": 60}, {"dflash2": True}])
+def test_other_kinds_of_drafts_are_trained(folder, tmp_path, overrides):
+    """A reduced vocabulary and DFlash 2 result in drafts that load."""
     config = options(
-        folder, tmp_path / "draft", wishes=Wishes(layers=1, block=4, **wishes), steps=2
+        folder,
+        tmp_path / "draft",
+        overrides=DraftOverrides(layers=1, block_size=4, **overrides),
+        steps=2,
     )
-    assert work(config).finished
+    assert train_run(config).finished
     load_draft(config.out, load_target(folder, compute_here()).target, compute_here())
 
 
-def test_a_target_that_does_not_fit_is_refused_before_it_is_loaded(folder, tmp_path):
-    """Swapping for an hour and then dying loses the hour."""
+def test_a_target_larger_than_memory_is_refused_before_loading(folder, tmp_path):
+    """The run would swap for an hour and then be killed."""
     machine = replace(this_machine(), usable_bytes=1000)
-    with pytest.raises(OutOfMemoryBudget, match=r"takes about .* GB while it writes"):
-        prepare(options(folder, tmp_path / "draft"), machine, LoadHooks())
+    with pytest.raises(OutOfMemoryBudget, match=r"needs about .* GB to generate"):
+        set_up(options(folder, tmp_path / "draft"), machine, LoadHooks())
 
 
-def test_a_corpus_of_nothing_is_refused(folder, tmp_path):
-    """Empty and one-token answers are counted, and when none is left the run ends in words."""
+def test_data_without_usable_samples_are_refused(folder, tmp_path):
+    """Empty and one-token answers left nothing to train on and ended in a traceback."""
     (tmp_path / "ids.json").write_text(json.dumps([[[1], []], [[2], [3]]]))
     config = options(folder, tmp_path / "draft", data=str(tmp_path / "ids.json"))
-    with pytest.raises(BadRequest, match="no sample that can be learned from: dropped 2 without"):
-        prepare(config, this_machine(), LoadHooks())
+    with pytest.raises(BadRequest, match="no usable sample: dropped 2 without"):
+        set_up(config, this_machine(), LoadHooks())
 
 
 def test_thinking_without_a_thinking_mode_is_refused(folder, tmp_path):
-    """An option that is taken and ignored makes a draft for another mode than it says."""
+    """An ignored option would give a draft for another mode than its card states."""
     with pytest.raises(BadRequest, match="has no thinking mode"):
-        prepare(options(folder, tmp_path / "draft", thinking=True), this_machine(), LoadHooks())
+        set_up(options(folder, tmp_path / "draft", thinking=True), this_machine(), LoadHooks())
 
 
-def test_a_draft_of_another_target_is_not_gone_on_from(whole, tmp_path):
-    """Its taps would be read where the other target has none."""
+def test_init_refuses_a_draft_of_another_target(whole, tmp_path):
+    """Its target layers do not exist in the other target."""
     other = tiny_folder(tmp_path / "other", num_hidden_layers=3)
-    config = options(other, tmp_path / "draft", init=str(whole[0].out), wishes=Wishes())
+    config = options(other, tmp_path / "draft", init=str(whole[0].out), overrides=DraftOverrides())
     with pytest.raises(PairMismatch):
-        prepare(config, this_machine(), LoadHooks())
+        set_up(config, this_machine(), LoadHooks())
 
 
-def test_a_loss_that_stays_nan_ends_a_run_and_keeps_the_checkpoint(folder, tmp_path, monkeypatch):
-    """Hours of steps on NaN weights teach nothing and burn a Mac."""
+def test_a_loss_that_stays_nan_ends_the_run_and_keeps_the_checkpoint(folder, tmp_path, monkeypatch):
+    """Steps with a NaN loss waste hours and must not overwrite the checkpoint."""
     config = options(folder, tmp_path / "draft", steps=12)
-    work(config, stopping("train", 3))
+    train_run(config, stopping("train", 3))
     checkpoint = (config.run_folder / "checkpoint.safetensors").read_bytes()
-    from dflash_mlx.train import objective
+    from dflash_mlx.train.loop import loss
 
-    judge = objective.judge
+    block_loss = loss.block_loss
 
-    def broken(*given):
-        judged = judge(*given)
-        return judged._replace(loss=judged.loss * float("nan"))
+    def nan_loss(*given):
+        found = block_loss(*given)
+        return found._replace(loss=found.loss * float("nan"))
 
-    monkeypatch.setattr(objective, "judge", broken)
-    with pytest.raises(DFlashError, match="the last checkpoint is good"):
-        work(config)
+    monkeypatch.setattr(loss, "block_loss", nan_loss)
+    with pytest.raises(DFlashError, match="the last checkpoint is not affected"):
+        train_run(config)
     assert (config.run_folder / "checkpoint.safetensors").read_bytes() == checkpoint

@@ -1,33 +1,40 @@
-"""What is learned from, what is left out, and what is held back."""
+"""Samples: storage, filter and held-out split."""
 
 import pytest
 
 from dflash_mlx.errors import BadRequest
-from dflash_mlx.train.samples import Limits, Sample, Samples, Sieve, loops, split
+from dflash_mlx.train.data.samples import (
+    Sample,
+    SampleFilter,
+    SampleLimits,
+    Samples,
+    is_looping,
+    split_held_out,
+)
 
 
 def numbered(count):
-    """So many different samples."""
+    """Return `count` different samples."""
     return [Sample((1, number), (2, number, 3)) for number in range(count)]
 
 
-def test_samples_come_back_as_they_went_in():
-    """Flat storage mixes neighbours up if one offset is wrong."""
+def test_samples_are_stored_unchanged():
+    """One wrong offset in the flat storage mixes neighbouring samples."""
     given = [Sample((1, 2), (3,), "a"), Sample((), (4, 5)), Sample((6,), ())]
-    kept = Samples(given)
-    assert list(kept) == given
-    assert kept[-1] == given[-1]
-    assert list(kept[1:]) == given[1:]
-    assert (kept.answer_tokens, kept.n_tokens) == (3, 6)
+    stored = Samples(given)
+    assert list(stored) == given
+    assert stored[-1] == given[-1]
+    assert list(stored[1:]) == given[1:]
+    assert (stored.answer_tokens, stored.n_tokens) == (3, 6)
     with pytest.raises(IndexError):
-        kept[3]
+        stored[3]
 
 
-def test_useless_samples_are_counted_by_reason():
-    """A corpus that shrinks without a word hides a broken source."""
-    sieve = Sieve(Limits(vocab_size=100, max_rows=10, mask=99))
-    kept = [
-        sieve.keep(sample)
+def test_dropped_samples_are_counted_by_reason():
+    """Without counts, a broken source goes unnoticed."""
+    sample_filter = SampleFilter(SampleLimits(vocab_size=100, max_seq_length=10, mask_token=99))
+    accepted = [
+        sample_filter.accept(sample)
         for sample in (
             Sample((1, 2), (3, 4)),
             Sample((1, 2), (3, 4)),
@@ -38,22 +45,22 @@ def test_useless_samples_are_counted_by_reason():
             Sample((5,), tuple(range(20))),
         )
     ]
-    assert kept[0] == Sample((1, 2), (3, 4))
-    assert kept[-1] == Sample((5,), tuple(range(9)))
-    assert kept[1:-1] == [None] * 5
-    assert sieve.cut == 1
-    assert sieve.described() == (
-        "dropped 1 holding the mask token, 1 repeated, 1 too long, 1 without a prompt, "
-        "1 without an answer; cut 1 too long"
+    assert accepted[0] == Sample((1, 2), (3, 4))
+    assert accepted[-1] == Sample((5,), tuple(range(9)))
+    assert accepted[1:-1] == [None] * 5
+    assert sample_filter.truncated == 1
+    assert sample_filter.summary() == (
+        "dropped 1 repeated, 1 too long, 1 with the mask token, 1 without a prompt, "
+        "1 without an answer; truncated 1"
     )
 
 
 @pytest.mark.parametrize("token", [100, -1])
 def test_ids_of_another_tokenizer_are_refused(token):
-    """Trained on them, a draft learns noise for hours."""
-    sieve = Sieve(Limits(vocab_size=100, max_rows=10))
-    with pytest.raises(BadRequest, match=f"ids.json holds token {token} and this target has ids"):
-        sieve.keep(Sample((1,), (2, token)), "ids.json")
+    """A draft trained on them for hours learns noise."""
+    sample_filter = SampleFilter(SampleLimits(vocab_size=100, max_seq_length=10))
+    with pytest.raises(BadRequest, match=f"ids.json contains token id {token} and this target"):
+        sample_filter.accept(Sample((1,), (2, token)), "ids.json")
 
 
 @pytest.mark.parametrize(
@@ -67,29 +74,29 @@ def test_ids_of_another_tokenizer_are_refused(token):
         ([*([1, 2, 3] * 40), *range(60)], False),
     ],
 )
-def test_a_loop_is_known_at_its_end(answer, expected):
-    """A small target that says one thing for ever would fill the corpus with it."""
-    assert loops(answer) is expected
+def test_a_loop_is_detected_at_the_end_of_an_answer(answer, expected):
+    """The greedy answers of small targets often loop and would fill the corpus."""
+    assert is_looping(answer) is expected
 
 
-def test_what_is_held_out_does_not_depend_on_the_rest():
-    """A corpus that grows between two runs must not train on what it was measured with."""
+def test_the_held_out_split_does_not_depend_on_other_samples():
+    """A corpus that grows between two runs must not train on held-out samples."""
     few, many = numbered(400), numbered(2000)
-    held_of_few, held_of_many = set(split(few)[1]), set(split(many[::-1])[1])
+    held_of_few, held_of_many = set(split_held_out(few)[1]), set(split_held_out(many[::-1])[1])
     assert held_of_few == held_of_many & set(few)
     assert 15 <= len(held_of_many) <= 80  # 2% of 2000; false alarm below 1e-6
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
-def test_a_small_corpus_still_has_both_sides(count):
-    """Two samples: one to learn from, one to measure with."""
-    trained, held = split(numbered(count))
+def test_a_small_corpus_has_both_parts(count):
+    """Two samples are enough: one to train on, one for evaluation."""
+    trained, held = split_held_out(numbered(count))
     assert len(trained) >= 1
     assert len(held) >= 1
     assert {*trained, *held} == set(numbered(count))
 
 
 def test_one_sample_is_too_few():
-    """Nothing would be left to measure with."""
-    with pytest.raises(BadRequest, match="there are 1 samples"):
-        split(numbered(1))
+    """There would be no sample for evaluation."""
+    with pytest.raises(BadRequest, match="the data has 1 usable samples"):
+        split_held_out(numbered(1))

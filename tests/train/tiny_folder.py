@@ -1,4 +1,4 @@
-"""A tiny target on disk with a byte tokenizer and a chat template, as `load_target` wants it."""
+"""A tiny target on disk with a byte tokenizer and a chat template, for `load_target`."""
 
 import json
 from pathlib import Path
@@ -16,21 +16,21 @@ SPECIALS = ("<end>", "<spare>", "<user>", "<assistant>")
 
 
 def tiny_folder(folder: Path, family: str = "qwen3", **changes: Any) -> Path:
-    """Write a target with tokenizer; return the folder."""
+    """Write a target with its tokenizer; return the folder."""
     write_target(folder, family, **changes)
     write_tokenizer(folder)
     return folder
 
 
 def _letter(byte: int) -> str:
-    """What byte-level tokenizers write for a byte: itself, or a letter beyond 255."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [other for other in range(256) if other not in shown]
-    return chr(byte) if byte in shown else chr(256 + hidden.index(byte))
+    """Return the character of a byte in byte-level tokenizers."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [other for other in range(256) if other not in printable]
+    return chr(byte) if byte in printable else chr(256 + others.index(byte))
 
 
 def write_tokenizer(folder: Path, specials: tuple[str, ...] = SPECIALS) -> None:
-    """Write a tokenizer of one token a byte, special tokens behind them, the first one the end."""
+    """Write a tokenizer of one token per byte, then special tokens; the first is the end token."""
     from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import BPE
     from transformers import PreTrainedTokenizerFast
