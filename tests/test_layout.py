@@ -17,6 +17,7 @@ LEVELS = (
     "system",
     "metal",
     "cache",
+    "prefix_cache",
     "models",
     "kernels",
     "gguf",

@@ -32,11 +32,13 @@ def assert_same_rows(ours: Sequence[LayerCache], theirs: Sequence[Any], toleranc
             _compare(got, want, tolerance, f"layer {index}")
 
 
-def assert_equal_rows(ours: Sequence[LayerCache], others: Sequence[LayerCache]) -> None:
-    """Compare two lists of our caches, bit for bit, at every position that both hold."""
+def assert_equal_rows(
+    ours: Sequence[LayerCache], others: Sequence[LayerCache], tolerance: float = 0
+) -> None:
+    """Compare two lists of our caches at every position that both hold; 0 asks for equal bits."""
     for index, (our, other) in enumerate(zip(ours, others, strict=True)):
         for got, want in zip(_ours(our), _ours(other), strict=True):
-            _compare(got, want, 0, f"layer {index}")
+            _compare(got, want, tolerance, f"layer {index}")
 
 
 def _compare(got: Rows, want: Rows, tolerance: float, where: str) -> None:
