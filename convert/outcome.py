@@ -39,7 +39,7 @@ class ConversionOutcome:
         cls, jobs: Sequence[ConversionJob], out: Path, checks: Sequence[VerificationReport]
     ) -> Self:
         """Return the outcome of finished jobs."""
-        unchanged = all(job.plan.unchanged() for job in jobs)
+        unchanged = all(job.copies_source for job in jobs)
         return cls(out, tuple(jobs), tuple(checks), unchanged)
 
     def write(self, folder: Path) -> None:

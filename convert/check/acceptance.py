@@ -20,7 +20,7 @@ from dflash_mlx.models.draft.build import bind
 from dflash_mlx.models.draft.dflash import BoundDraft
 from dflash_mlx.models.pair import Pair
 from dflash_mlx.models.targets.model_types import is_supported
-from dflash_mlx.system.foreign import quoted
+from dflash_mlx.system.foreign import quoted, reading
 
 _N_TOKENS = 32
 """Tokens per prompt. The check then takes minutes on a CPU (501 s in docs/convert.md)."""
@@ -54,11 +54,16 @@ def compare_drafts(
         family = quoted(targets[0].config.get("model_type"))
         return None, f"the runtime does not support targets of family {family}"
     compute = compute_here()
-    target = load_target(folder / targets[0].folder, compute)
-    before = _measure(target, _from_rows(job, target, compute), "before", watch)
-    mx.clear_cache()
-    draft = load_draft(folder / job.folder, target.target, compute)
-    after = _measure(target, draft, "after", watch)
+    with reading(
+        job.source.name,
+        "the pair that the configurations describe",
+        "check both config.json, or skip the comparison with --no-verify",
+    ):
+        target = load_target(folder / targets[0].folder, compute)
+        before = _measure(target, _from_rows(job, target, compute), "before", watch)
+        mx.clear_cache()
+        draft = load_draft(folder / job.folder, target.target, compute)
+        after = _measure(target, draft, "after", watch)
     return DraftComparison(before[0], after[0], before[1], after[1], len(PROMPTS) * _N_TOKENS), None
 
 

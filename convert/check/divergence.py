@@ -17,6 +17,7 @@ from dflash_mlx.convert.progress import ConversionProgress, ProgressCallback
 from dflash_mlx.convert.sources.sample_text import TEXT, sample_tokens
 from dflash_mlx.convert.tensors import Rows, chunks, numbers, to_mlx
 from dflash_mlx.errors import UnsupportedModel
+from dflash_mlx.system.foreign import reading
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,22 @@ def compare_targets(
         runner = LayerRunner(job.source.config, job.source.name)
     except UnsupportedModel as error:
         return None, str(error)
+    with reading(
+        job.source.name,
+        "the model that config.json describes",
+        "check config.json, or skip the comparison with --no-verify",
+    ):
+        return _compare(job, runner, tokens, written, watch), None
+
+
+def _compare(
+    job: ConversionJob,
+    runner: LayerRunner,
+    tokens: list[int],
+    written: Mapping[str, Rows],
+    watch: ProgressCallback,
+) -> TargetComparison:
+    """Run source and result layer by layer, and compare their logits."""
     after = _result_values(job, written)
     hidden = [runner.embed(job.values, tokens), runner.embed(after, tokens)]
     for index in range(runner.n_layers):
@@ -55,7 +72,7 @@ def compare_targets(
         mx.clear_cache()
         watch(ConversionProgress("check", index + 1, runner.n_layers, "layers against the source"))
     normed = [runner.norm(job.values, hidden[0]), runner.norm(after, hidden[1])]
-    return divergence(runner.head(job.values), runner.head(after), normed[0], normed[1]), None
+    return divergence(runner.head(job.values), runner.head(after), normed[0], normed[1])
 
 
 def _result_values(job: ConversionJob, written: Mapping[str, Rows]) -> dict[str, Rows]:

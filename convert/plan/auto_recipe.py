@@ -22,7 +22,7 @@ from dflash_mlx.convert.sources.sample_text import TEXT, source_tokens
 from dflash_mlx.convert.sources.source import ModelSource
 from dflash_mlx.convert.tensors import Rows, chunks, numbers, to_mlx
 from dflash_mlx.errors import BadRequest, UnsupportedModel
-from dflash_mlx.system.foreign import quoted
+from dflash_mlx.system.foreign import quoted, reading
 
 CANDIDATE_BITS = (2, 3, 4, 5, 6, 8)
 """All bits of MLX's affine mode."""
@@ -76,7 +76,8 @@ def auto_recipe(
         for path, requested in layout.quantizable.items()
         if requested is True and f"{path}.weight" in values
     }
-    found = list(_measure(runner, values, tokens, free, base.group_size, watch))
+    with reading(source.name, "the model that config.json describes", "check config.json"):
+        found = list(_measure(runner, values, tokens, free, base.group_size, watch))
     bits_by_path = allocate_bits(found, average, base.group_size)
     choices = {path: replace(base, bits=bits) for path, bits in sorted(bits_by_path.items())}
     return QuantizationRecipe(name, base, {}, choices)

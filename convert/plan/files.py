@@ -113,7 +113,7 @@ class WeightsPlan:
         return 8 * self.n_bytes / max(1, weights)
 
     def unchanged(self) -> bool:
-        """Return whether every output is a bit-for-bit copy of a source tensor."""
+        """Return whether every output has the values and the type of a source tensor."""
         return all(
             output.quantization is None and output.dtype == output.rows.dtype
             for output in self.outputs

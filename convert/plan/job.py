@@ -12,7 +12,7 @@ from dflash_mlx.convert.plan.auto_recipe import auto_recipe
 from dflash_mlx.convert.plan.computed import ComputedRows
 from dflash_mlx.convert.plan.draft_layout import draft_layout, draft_module
 from dflash_mlx.convert.plan.files import WeightsPlan
-from dflash_mlx.convert.plan.layout import TensorLayout
+from dflash_mlx.convert.plan.layout import PACKED, TensorLayout, first_names
 from dflash_mlx.convert.plan.packed_source import check_packed_weights, dequantized_layout
 from dflash_mlx.convert.plan.recipe import QuantizationRecipe, named_recipe
 from dflash_mlx.convert.plan.target_layout import target_layout
@@ -21,8 +21,10 @@ from dflash_mlx.convert.progress import ProgressCallback
 from dflash_mlx.convert.sources.source import ModelSource
 from dflash_mlx.convert.tensors import CHUNK_BYTES, FLOAT_NAMES, Rows, n_bytes
 from dflash_mlx.convert.workers import N_WORKERS
+from dflash_mlx.errors import BadCheckpoint
 from dflash_mlx.models.draft.config import DraftConfig
 from dflash_mlx.models.draft.config_file import read_draft_config
+from dflash_mlx.system.foreign import reading
 
 _BASE_BYTES = 170_000_000
 """Python, MLX, mlx-lm and the headers of a folder. The whole estimate is 254 MB, and
@@ -54,6 +56,12 @@ class ConversionJob:
     folder: str = ""
 
     @property
+    def copies_source(self) -> bool:
+        """Whether every weight is stored as in the source, quantized weights included."""
+        still_quantized = (self.plan.quantization is None) == (self.source.quantization is None)
+        return self.plan.unchanged() and still_quantized
+
+    @property
     def n_source_bytes(self) -> int:
         """Bytes that writing reads."""
         return sum(n_bytes(output.rows.dtype, output.rows.shape) for output in self.plan.outputs)
@@ -80,7 +88,10 @@ def plan_job(
         BadCheckpoint: tensors are missing, unexpected or misshapen.
         UnsupportedModel: the family is not supported.
     """
-    draft = read_draft_config(source.config, source.name) if source.is_draft else None
+    draft = None
+    if source.is_draft:
+        with reading(source.name, "its config.json", "download it again"):
+            draft = read_draft_config(source.config, source.name)
     layout = _layout(source, draft)
     tied = bool(source.config.get("tie_word_embeddings")) and draft is None
     settings = source.quantization
@@ -89,6 +100,12 @@ def plan_job(
         layout = dequantized_layout(layout, settings, source.name, dtype_of_values)
         settings = None
     values = layout.tensors
+    packed = [name for name in values if name.endswith(PACKED[0])]
+    if packed and not settings:
+        raise BadCheckpoint(
+            f"{source.name} contains {first_names(packed)}, and config.json has no quantization "
+            "entry; download it again"
+        )
     if settings:
         values = dequantized_layout(layout, settings, source.name).tensors
     recipe = _recipe(source, config, layout, values, watch)
@@ -111,7 +128,14 @@ def plan_job(
 def _layout(source: ModelSource, draft: DraftConfig | None) -> TensorLayout:
     if draft is None:
         return target_layout(source.config, source.tensors, source.name)
-    return draft_layout(source.tensors, draft_module(draft, source.tensors), source.name)
+    if draft.num_hidden_layers > len(source.tensors):
+        raise BadCheckpoint(
+            f"{source.name}: config.json has num_hidden_layers {draft.num_hidden_layers}, and the "
+            f"files contain {len(source.tensors)} tensors; check that config.json belongs to them"
+        )
+    with reading(source.name, "its config.json", "download it again"):
+        module = draft_module(draft, source.tensors)
+    return draft_layout(source.tensors, module, source.name)
 
 
 def _recipe(

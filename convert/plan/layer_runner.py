@@ -13,10 +13,10 @@ from mlx.utils import tree_flatten
 from dflash_mlx.convert.plan.streamed import StreamedLinear, replace_modules
 from dflash_mlx.convert.plan.target_layout import build_model
 from dflash_mlx.convert.tensors import Rows, read_all, to_mlx
-from dflash_mlx.errors import UnsupportedModel
+from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
 from dflash_mlx.models.targets.decoder import DecoderTarget
 from dflash_mlx.models.targets.families import family_of
-from dflash_mlx.system.foreign import quoted
+from dflash_mlx.system.foreign import quoted, reading
 
 _EMBEDDING = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"
@@ -33,7 +33,8 @@ class LayerRunner:
     def __init__(self, config: Mapping[str, Any], source: str) -> None:
         family = family_of(str(config.get("model_type")), source)
         self.model = build_model(config, source)
-        self.target: DecoderTarget = family(self.model)
+        with reading(source, "its config.json", "download it again"):
+            self.target: DecoderTarget = family(self.model)
         if not self.target.is_bare:
             raise UnsupportedModel(
                 f"{source} is of family {quoted(config.get('model_type'))}, which cannot be run "
@@ -48,6 +49,11 @@ class LayerRunner:
     def embed(self, values: Mapping[str, Rows], tokens: list[int]) -> mx.array:
         """Return the embeddings [1, n, D] of `tokens`; only the rows of these tokens are read."""
         rows = values[_EMBEDDING]
+        if max(tokens) >= rows.shape[0]:
+            raise BadCheckpoint(
+                f"the tokenizer gives token {max(tokens)} and {_EMBEDDING} has {rows.shape[0]} "
+                "rows; check that the tokenizer belongs to the model"
+            )
         unique = {token: to_mlx(rows.read(token, token + 1), rows.dtype) for token in set(tokens)}
         embedded = mx.concatenate([unique[token] for token in tokens]).astype(self.dtype)
         mx.eval(embedded)

@@ -9,6 +9,7 @@ from mlx.utils import tree_flatten
 
 from dflash_mlx.convert.tensors import Rows
 from dflash_mlx.errors import BadCheckpoint
+from dflash_mlx.system.foreign import shorten
 
 PACKED = (".scales", ".biases")
 
@@ -43,7 +44,11 @@ def check_complete(tensors: Mapping[str, Rows], model: nn.Module, source: str) -
         BadCheckpoint: a tensor is missing, unexpected, or of another shape.
     """
     wanted = dict(tree_flatten(model.parameters()))
-    packed = {name.removesuffix(".scales") for name in tensors if name.endswith(".scales")}
+    packed = {
+        path
+        for name in tensors
+        if (path := name.removesuffix(".scales")) != name and f"{path}.weight" in wanted
+    }
     extra = {f"{path}{part}" for path in packed for part in PACKED} - wanted.keys()
     if missing := sorted(wanted.keys() - tensors.keys()):
         raise BadCheckpoint(
@@ -54,6 +59,12 @@ def check_complete(tensors: Mapping[str, Rows], model: nn.Module, source: str) -
             f"{source} contains {first_names(left)}, which config.json does not describe; check "
             "that config.json belongs to these weights"
         )
+    for name, rows in tensors.items():
+        if 0 in rows.shape:
+            raise BadCheckpoint(
+                f"{source}: {name} has the shape {list(rows.shape)} without elements; download it "
+                "again"
+            )
     for name, array in wanted.items():
         got, need = tensors[name].shape, tuple(array.shape)
         if name.removesuffix(".weight") in packed:
@@ -68,4 +79,4 @@ def check_complete(tensors: Mapping[str, Rows], model: nn.Module, source: str) -
 def first_names(names: list[str]) -> str:
     """Return the first three names and the number of the others."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
+    return ", ".join(map(shorten, names[:3])) + more

@@ -12,6 +12,7 @@ import mlx.core as mx
 from dflash_mlx.convert.plan.layout import PACKED, TensorLayout
 from dflash_mlx.convert.plan.recipe import QuantizationRecipe, role_of
 from dflash_mlx.convert.plan.weights import chosen_quantization, packed_settings
+from dflash_mlx.convert.quantize import dequantize_rows
 from dflash_mlx.convert.tensors import Carrier, Rows, from_mlx, mlx_dtype, to_mlx
 from dflash_mlx.errors import BadCheckpoint, BadRequest
 
@@ -43,7 +44,7 @@ class DequantizedRows:
             # MLX multiplies packed weights in float32; a 16-bit type would round the values
             scales = scales.astype(mx.float32)
             biases = biases if biases is None else biases.astype(mx.float32)
-        values = mx.dequantize(weight, scales, biases, **self.settings)
+        values = dequantize_rows(weight, scales, biases, self.settings)
         return from_mlx(values.astype(mlx_dtype(self.dtype)))
 
 

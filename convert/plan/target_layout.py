@@ -12,7 +12,7 @@ from dflash_mlx.convert.plan.layout import TensorLayout, check_complete
 from dflash_mlx.convert.plan.trace import trace_rule
 from dflash_mlx.convert.tensors import Rows
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
-from dflash_mlx.system.foreign import quoted, reading
+from dflash_mlx.system.foreign import quoted, reading, shorten
 
 
 def build_model(config: Mapping[str, Any], source: str) -> nn.Module:
@@ -49,6 +49,27 @@ def build_model(config: Mapping[str, Any], source: str) -> nn.Module:
     return model
 
 
+def _check_counts(config: Mapping[str, Any], tensors: Mapping[str, Rows], source: str) -> None:
+    """Check that the weights can fill the layers and experts that the configuration declares.
+
+    mlx-lm's constructors would loop over a declared count of any size. Every layer has a tensor;
+    every expert has a tensor, or an element of the first axis of one.
+    """
+    largest = max((max(rows.shape, default=0) for rows in tensors.values()), default=0)
+    inner = config.get("text_config")
+    for table in (config, inner if isinstance(inner, Mapping) else {}):
+        for key, value in table.items():
+            words = str(key).split("_")
+            limit = len(tensors) if words[-1] in ("layers", "layer") else max(len(tensors), largest)
+            counts = words[-1] in ("layers", "layer", "experts") and words[0] in ("num", "n")
+            if counts and isinstance(value, int | float) and value > limit:
+                raise BadCheckpoint(
+                    f"{source}: config.json has {shorten(str(key))} {quoted(value)}, and the files "
+                    f"contain {len(tensors)} tensors; check that config.json belongs to these "
+                    "weights"
+                )
+
+
 def target_layout(
     config: Mapping[str, Any], tensors: Mapping[str, Rows], source: str
 ) -> TensorLayout:
@@ -58,15 +79,17 @@ def target_layout(
         BadCheckpoint: a tensor is missing, unexpected or misshapen.
         UnsupportedModel: mlx-lm does not know the family, or its `sanitize` cannot be traced.
     """
+    _check_counts(config, tensors, source)
     model = build_model(config, source)
     renamed = sanitized_tensors(model, tensors, source)
     check_complete(renamed, model, source)
     predicate = getattr(model, "quant_predicate", None)
-    quantizable = {
-        path: predicate(path, module) if predicate else True
-        for path, module in model.named_modules()
-        if hasattr(module, "to_quantized")
-    }
+    with reading(source, "its config.json", "download it again"):
+        quantizable = {
+            path: predicate(path, module) if predicate else True
+            for path, module in model.named_modules()
+            if hasattr(module, "to_quantized")
+        }
     return TensorLayout(renamed, quantizable, getattr(model, "cast_predicate", lambda name: True))
 
 

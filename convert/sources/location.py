@@ -69,7 +69,7 @@ def _local(path: Path) -> SourceLocation:
     name = path.resolve().name
     if path.is_dir():
         return SourceLocation(name, path, None, None, _day(path / "config.json"))
-    if path.suffix.lower() not in _SUFFIXES:
+    if path.suffix.lower() not in _SUFFIXES or not path.is_file():
         raise BadRequest(
             f"{path} is a file of another type than {', '.join(_SUFFIXES)}; give the folder of a "
             "model"

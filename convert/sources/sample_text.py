@@ -8,7 +8,8 @@ from pathlib import Path
 
 from dflash_mlx.convert.sources.side_files import side_files, write_side_files
 from dflash_mlx.convert.sources.source import ModelSource
-from dflash_mlx.errors import BadCheckpoint
+from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
+from dflash_mlx.system.foreign import reading
 
 TEXT = """\
 The lighthouse keeper counted the ships every evening and wrote the number into a grey book. On \
@@ -51,8 +52,9 @@ def sample_tokens(folder: Path, text: str) -> list[int] | None:
     if not any(folder.glob("*token*")):
         return None
     try:
-        ids = Tokenizer.read(folder, ()).encode(text)
-    except BadCheckpoint:
+        with reading(folder, "the tokenizer"):
+            ids = Tokenizer.read(folder, ()).encode(text)
+    except (BadCheckpoint, UnsupportedModel):
         return None
     return ids[:MAX_TOKENS] or None
 

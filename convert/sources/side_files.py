@@ -1,5 +1,6 @@
 """Side files of a source: everything that is not weights, which the output takes over or not."""
 
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,11 +59,17 @@ def _is_inside(path: Path, folder: Path) -> bool:
 
 
 def write_side_files(files: Mapping[str, Path | bytes], folder: Path) -> None:
-    """Write side files into `folder`."""
+    """Write side files into `folder`.
+
+    Raises:
+        BadCheckpoint: a file of the source may not be read.
+    """
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(exist_ok=True)
         if isinstance(content, Path):
+            if not os.access(content, os.R_OK):
+                raise BadCheckpoint(f"{content} cannot be read; allow reading it, or remove it")
             shutil.copyfile(content, path)
         else:
             path.write_bytes(content)

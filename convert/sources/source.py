@@ -110,7 +110,9 @@ def open_source(location: SourceLocation) -> ModelSource:
         form = "MLX"
     if "speculators_model_type" in config:
         form += " in speculators layout"
-    return ModelSource(location, kind_of(config), form, config, tensors)
+    with reading(folder / "config.json", "the kind of model", "download the model again"):
+        kind = kind_of(config)
+    return ModelSource(location, kind, form, config, tensors)
 
 
 def kind_of(config: Mapping[str, Any]) -> ModelKind:
@@ -124,13 +126,15 @@ def kind_of(config: Mapping[str, Any]) -> ModelKind:
     return "DFlash 2 draft" if second else "DFlash draft"
 
 
-_TYPES: dict[str, type | tuple[type, ...]] = {
+_TYPES: dict[str, type] = {
     "architectures": list,
     "model_type": str,
     "text_config": dict,
     "quantization": dict,
 }
 """Keys that are read here, with the type that their values need."""
+_MAX_DEPTH = 32
+"""Nesting of a `config.json`; published ones have at most 5 levels. Writing a table recurses."""
 
 
 def _check_config(config: Mapping[str, Any], name: str) -> None:
@@ -138,11 +142,20 @@ def _check_config(config: Mapping[str, Any], name: str) -> None:
     for key, needed in _TYPES.items():
         value = config.get(key)
         if value is not None and not isinstance(value, needed):
-            kind = needed.__name__ if isinstance(needed, type) else "value"
             raise BadCheckpoint(
-                f"{name}: config.json has {key} {quoted(value)}; it needs a {kind}, download the "
-                "model again"
+                f"{name}: config.json has {key} {quoted(value)}; it needs a {needed.__name__}, "
+                "download the model again"
             )
+    if not all(isinstance(item, str) for item in config.get("architectures") or []):
+        raise BadCheckpoint(
+            f"{name}: config.json has architectures {quoted(config['architectures'])}; it needs "
+            "names, download the model again"
+        )
+    if _depth(config) > _MAX_DEPTH:
+        raise BadCheckpoint(
+            f"{name}: config.json is nested more than {_MAX_DEPTH} levels deep; download the model "
+            "again"
+        )
     if entry := config.get("quantization"):
         if not is_quantization(entry):
             raise BadCheckpoint(
@@ -159,3 +172,17 @@ def _check_config(config: Mapping[str, Any], name: str) -> None:
             f"{name} is already quantized by {quoted(method or entry)}, which MLX cannot use; "
             "convert the model that it was made from"
         )
+
+
+def _depth(value: Any) -> int:
+    """Return the nesting depth of a JSON value, up to one more than `_MAX_DEPTH`."""
+    depth, level = 0, [value]
+    while level and depth <= _MAX_DEPTH:
+        depth += 1
+        level = [
+            inner
+            for item in level
+            if isinstance(item, dict | list)
+            for inner in (item.values() if isinstance(item, dict) else item)
+        ]
+    return depth

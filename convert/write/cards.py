@@ -43,7 +43,9 @@ def write_cards(
             shutil.copyfile(source / file, folder / file)
         return
     (folder / "README.md").write_text(
-        model_card(jobs, config, default_name(jobs), source_cards), encoding="utf-8"
+        model_card(jobs, config, default_name(jobs), source_cards),
+        encoding="utf-8",
+        errors="backslashreplace",  # names of files may be other bytes than UTF-8
     )
     _manifest(jobs, config, folder, hashes).write(folder)
 
@@ -54,7 +56,7 @@ def unchanged_source(jobs: Sequence[ConversionJob]) -> Path | None:
     if first is None or not all((first / file).is_file() for file in _KEPT_IF_UNCHANGED):
         return None
     same = all(
-        job.plan.unchanged() and job.source.folder == (first / job.folder if job.folder else first)
+        job.copies_source and job.source.folder == (first / job.folder if job.folder else first)
         for job in jobs
     )
     return first if same else None

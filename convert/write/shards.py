@@ -15,6 +15,7 @@ import numpy as np
 from dflash_mlx.convert.plan.files import PlannedTensor, ShardPlan
 from dflash_mlx.convert.plan.job import ConversionJob
 from dflash_mlx.convert.progress import ConversionProgress, ProgressCallback
+from dflash_mlx.convert.quantize import quantize_rows
 from dflash_mlx.convert.tensors import (
     Carrier,
     chunks,
@@ -113,7 +114,7 @@ def stored_rows(output: PlannedTensor, start: int, stop: int) -> list[Carrier]:
     array = to_mlx(values, output.rows.dtype).astype(mlx_dtype(output.dtype))
     arrays: Sequence[mx.array] = (array,)
     if output.quantization:
-        arrays = mx.quantize(array, **output.quantization.settings())
+        arrays = quantize_rows(array, output.quantization.settings())
     parts = [from_mlx(part) for part in arrays]
     for part, made in zip(output.parts, parts, strict=True):
         if not is_finite(made, part.dtype):

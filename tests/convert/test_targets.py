@@ -7,6 +7,8 @@ import pytest
 from mlx_lm import convert as mlx_lm_convert
 from mlx_lm.utils import load_model
 
+from dflash_mlx.convert.quantize import dequantize_rows, quantize_rows
+from dflash_mlx.convert.write.work_folder import file_hash
 from dflash_mlx.errors import BadCheckpoint, BadRequest, UnsupportedModel
 from tests.convert.checkpoints import run, same, snapshot, target_folder, weights_of
 
@@ -155,3 +157,41 @@ def test_a_wrong_configuration_gives_one_line(source, tmp_path, change, error, w
         run(bad, tmp_path / "out")
     assert "\n" not in str(found.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dequantized_folder_describes_its_own_files(source, tmp_path):
+    """The card of a dequantized folder was a copy of its source's, with hashes of other files."""
+    run(source, tmp_path / "packed", bits=4)
+    outcome = run(tmp_path / "packed", tmp_path / "plain", dequantize=True)
+    assert not outcome.unchanged
+    origin = json.loads((tmp_path / "plain/pair.json").read_text())["target_origin"]
+    assert origin["options"] == {"dequantize": True}
+    assert origin["shards"] == {
+        "model.safetensors": file_hash(tmp_path / "plain/model.safetensors")
+    }
+
+
+@pytest.mark.parametrize("mode", ["nvfp4", "mxfp4"])
+def test_rows_with_an_odd_number_of_groups_convert(tmp_path, mode):
+    """MLX's CPU backend fails on an odd number of nvfp4 groups, and so did the conversion."""
+    group_size = 16 if mode == "nvfp4" else 32
+    sizes = {"hidden_size": 5 * group_size, "intermediate_size": 7 * group_size, "vocab_size": 261}
+    source = target_folder(tmp_path / "source", "llama", head_dim=group_size, **sizes)
+    outcome = run(source, tmp_path / "out", mode=mode, verify=True)
+    assert outcome.checks[0].divergence is not None
+    assert all(error.relative < 0.2 for error in outcome.checks[0].errors)
+    run(tmp_path / "out", tmp_path / "values", dequantize=True)
+
+
+@pytest.mark.parametrize(("rows", "groups"), [(1, 1), (3, 5), (1, 2), (4, 3)])
+def test_each_row_quantizes_alone(rows, groups):
+    """The row that completes a pair of groups must not change the other rows."""
+    settings = {"bits": 4, "group_size": 16, "mode": "nvfp4"}
+    values = mx.random.normal((rows, groups * 16))
+    words, scales = quantize_rows(values, settings)
+    both = mx.concatenate([values, values])
+    expected = mx.quantize(both, **settings)
+    assert mx.array_equal(words, expected[0][:rows])
+    assert mx.array_equal(scales, expected[1][:rows])
+    unpacked = dequantize_rows(words, scales, None, settings)
+    assert mx.array_equal(unpacked, mx.dequantize(*expected, **settings)[:rows])
