@@ -1,7 +1,6 @@
-"""The arms of a comparison: each takes prompt ids and gives tokens and seconds of decoding.
+"""The arms of the comparisons: plain mlx-lm, our decode loop, and other packages.
 
-All hold the same weights in float32. Plain decoding is mlx-lm's own `generate_step` on the very
-arrays of our target.
+All arms use the same weights in float32; plain decoding runs `generate_step` on our arrays.
 """
 
 import json
@@ -23,9 +22,9 @@ from dflash_mlx.models.pair import Pair
 
 @dataclass(frozen=True)
 class Run:
-    """One answer: decoding only, from the end of the prefill to the last token.
+    """One answer: `seconds` are from the end of prefill to the last token.
 
-    `untimed` tokens at its beginning came before the clock was started.
+    The first `untimed` tokens came before the clock started.
     """
 
     tokens: tuple[int, ...]
@@ -35,16 +34,16 @@ class Run:
 
     @property
     def timed_tokens(self) -> int:
-        """Tokens that `seconds` were spent on."""
+        """Tokens that were decoded in `seconds`."""
         return len(self.tokens) - self.untimed
 
 
 class Answer:
-    """An answer under way. It is written on when asked, and its clock runs only then.
+    """An unfinished answer. Its clock runs only while `write` decodes.
 
-    `rounds` gives the tokens of each round, the prompt read already; `finished` is called once
-    the answer is taken. Arms that take turns within an answer meet the same machine: here plain
-    decoding of one text differs by 10% between two minutes, and by less between two seconds.
+    `rounds` yields the tokens of each round after prefill; `run` calls `finished`. Arms that take
+    turns within an answer run on the same machine state: plain decoding of one text differs by
+    10% between two minutes, and by less between two seconds (docs/log.md).
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class Answer:
         self._seconds = 0.0
 
     def write(self, until: int) -> None:
-        """Decode to `until` tokens or the end; no work is left behind for the next to wait for."""
+        """Decode up to `until` tokens in all, and wait for the device: the next arm must not."""
         began = time.perf_counter()
         while len(self._tokens) < until:
             tokens = next(self._rounds, None)
@@ -70,7 +69,7 @@ class Answer:
         self._seconds += time.perf_counter() - began
 
     def run(self) -> Run:
-        """Return what was written so far."""
+        """Return the answer so far."""
         self._finished()
         return Run(tuple(self._tokens), self._seconds, self._n_rounds)
 
@@ -78,9 +77,9 @@ class Answer:
 def plain_rounds(
     pair: Pair, prompt: Sequence[int], n_tokens: int, ends: frozenset[int]
 ) -> Iterator[tuple[int, ...]]:
-    """Read a prompt and return the steps of mlx-lm's own loop behind it.
+    """Prefill a prompt and return the steps of mlx-lm's loop after it.
 
-    mlx-lm reads the last prompt token with the first step, as we do.
+    The last prompt token is part of the first step, as in our loop.
     """
     model = pair.target.model
     caches = make_prompt_cache(model)
@@ -119,14 +118,14 @@ def plain_run(pair: Pair, prompt: Sequence[int], n_tokens: int, ends: frozenset[
 def dflash_run(
     pair: Pair, prompt: Sequence[int], n_tokens: int, policy: BlockPolicy, ends: frozenset[int]
 ) -> Run:
-    """Decode with our loop, the rows of each round as `policy` wants them."""
+    """Decode with our loop and the block sizes of `policy`."""
     answer = Answer(dflash_rounds(pair, prompt, n_tokens, policy, ends))
     answer.write(n_tokens)
     return answer.run()
 
 
 class Peer:
-    """Another package in an environment of its own, asked one prompt at a time over a pipe.
+    """Another package in its own environment, driven over a pipe.
 
     The script prints one JSON line when it is ready and one for each request.
     """
@@ -143,10 +142,10 @@ class Peer:
         )
         self.facts = self._read()
 
-    def run(self, prompt: Sequence[int], n_tokens: int, block: int) -> Run:
-        """Decode one prompt; a block of 0 is the package's own default."""
+    def run(self, prompt: Sequence[int], n_tokens: int, block_size: int) -> Run:
+        """Decode one prompt; block size 0 is the default of the package."""
         assert self._process.stdin is not None
-        request = {"prompt": list(prompt), "max_tokens": n_tokens, "block": block}
+        request = {"prompt": list(prompt), "max_tokens": n_tokens, "block": block_size}
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         answer = self._read()
@@ -158,9 +157,9 @@ class Peer:
         self._process.stdin.close()
         self._process.wait()
 
-    def start(self, prompt: Sequence[int], n_tokens: int, block: int) -> "PeerAnswer":
-        """Return an answer that is still to be asked for."""
-        return PeerAnswer(lambda: self.run(prompt, n_tokens, block))
+    def start(self, prompt: Sequence[int], n_tokens: int, block_size: int) -> "PeerAnswer":
+        """Return an answer that is requested when it is written."""
+        return PeerAnswer(lambda: self.run(prompt, n_tokens, block_size))
 
     def _read(self) -> dict:
         assert self._process.stdout is not None
@@ -171,17 +170,17 @@ class Peer:
 
 
 class PeerAnswer:
-    """An answer of another package: written whole, whenever it is asked for."""
+    """An answer of another package. It is decoded as a whole."""
 
-    def __init__(self, ask: Callable[[], Run]) -> None:
-        self._ask = ask
+    def __init__(self, request: Callable[[], Run]) -> None:
+        self._request = request
         self._run: Run | None = None
 
     def write(self, until: int) -> None:
-        """Decode all of it."""
-        self._run = self._run or self._ask()
+        """Decode the whole answer."""
+        self._run = self._run or self._request()
 
     def run(self) -> Run:
-        """Return what was written."""
+        """Return the answer."""
         assert self._run is not None
         return self._run

@@ -1,4 +1,4 @@
-"""Measures peak memory and time of `dflash-mlx convert` and of mlx-lm's converter.
+"""How much memory and time does `dflash-mlx convert` take, compared with mlx-lm?
 
 Writes sharded bfloat16 qwen3 checkpoints with random weights (3 GB; 9 GB with an embedding of
 1.2 GB) and converts each to 4 bits with both converters in turns, each run in its own process. The

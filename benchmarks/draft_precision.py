@@ -1,10 +1,10 @@
-"""Tokens per round of several builds of one draft, paired on the same text.
+"""How many tokens per round do several builds of one draft give on the same text?
 
     python benchmarks/draft_precision.py DIALOGUES.json.gz FOLDER [FOLDER ...]
 
-DIALOGUES holds [prompt ids, answer ids] pairs that the target wrote greedily. The target reads
-each dialogue once; every draft then proposes along the answer as in decoding (a round accepts
-what agrees and moves on by accepted + 1), so all drafts see the same features and the same text.
+DIALOGUES contains [prompt ids, answer ids] pairs that the target decoded greedily. The target reads
+each dialogue once, and every draft then drafts along the answer as in decoding, so all drafts get
+the same hidden states and the same text.
 """
 
 import argparse
@@ -20,8 +20,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("dialogues", type=Path)
     parser.add_argument("drafts", type=Path, nargs="+")
-    parser.add_argument("--tokens", type=int, default=10_000, help="of answers, at least")
-    parser.add_argument("--block", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=10_000, help="least answer tokens")
+    parser.add_argument("--block-size", type=int, default=8)
     options = parser.parse_args()
     dflash_mlx.use_openblas()
     with dflash_mlx.load("smollm2-135m", "none") as engine:
@@ -40,10 +40,10 @@ def compare(loaded, options):
         features = context_features(loaded, ids, drafts[0].target_layer_ids)
         tokens += len(answer)
         for index, draft in enumerate(drafts):
-            rounds[index] += count_rounds(draft, features, ids, len(prompt), options.block)
+            rounds[index] += count_rounds(draft, features, ids, len(prompt), options.block_size)
         if tokens >= options.tokens:
             break
-    print(f"{tokens} tokens, block {options.block}, {time.perf_counter() - began:.0f} s")
+    print(f"{tokens} tokens, block size {options.block_size}, {time.perf_counter() - began:.0f} s")
     base = tokens / rounds[0]
     for path, count in zip(options.drafts, rounds, strict=True):
         size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
@@ -54,7 +54,7 @@ def compare(loaded, options):
 
 
 def context_features(loaded, ids, wanted):
-    """The target's features of a whole dialogue."""
+    """Return the target's hidden states of a whole dialogue."""
     import mlx.core as mx
 
     target = loaded.pair.target
@@ -64,15 +64,15 @@ def context_features(loaded, ids, wanted):
 
 
 def count_rounds(draft, features, ids, n_prompt, block):
-    """Rounds that decoding the answer takes with this draft."""
+    """Return the rounds that this draft needs to decode the answer."""
     import numpy as np
 
     context, at, rounds = draft.make_context(), n_prompt - 1, 0
     while at < len(ids) - 1:
         draft.extend(features[:, context.length : at], context.length, context)
-        n_rows = min(block, len(ids) - at)
-        proposed = np.array(draft.propose(ids[at], n_rows, context).tokens[0])
-        right = proposed == ids[at + 1 : at + n_rows]
+        n_tokens = min(block, len(ids) - at)
+        proposed = np.array(draft.propose(ids[at], n_tokens, context).tokens[0])
+        right = proposed == ids[at + 1 : at + n_tokens]
         at += int(np.cumprod(right).sum()) + 1
         rounds += 1
     return rounds

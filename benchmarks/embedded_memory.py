@@ -1,10 +1,10 @@
-"""MLX's peaks with the embedded pair, beside what its models and caches hold.
+"""How much memory does the embedded pair need beyond its weights and caches?
 
     python benchmarks/embedded_memory.py
 
-Three figures: loading (no more than the stored and the used weights), decoding 512 tokens behind a
-256-token prompt (no more than models and caches and 15%), and what is held beyond the caches over
-4,000 generated tokens (flat). The last line is JSON.
+Prints three of MLX's figures: the peak while loading (bound: stored plus used weights), the peak of
+decoding 512 tokens after a 256-token prompt (bound: models plus caches plus 15%), and the memory
+beyond the caches over 4,000 tokens (expected: constant). The last line is JSON.
 """
 
 import json
@@ -19,7 +19,7 @@ def main() -> None:
 
 
 def memory(loaded):
-    """Print MLX's peaks beside what models and caches hold."""
+    """Print MLX's peaks and the sizes of models and caches."""
     import mlx.core as mx
 
     from dflash_mlx.hub.resolve import find_packaged
@@ -60,7 +60,7 @@ def memory(loaded):
 
 
 def loop(pair, ids, n_tokens):
-    """Decode greedily at the draft's block, end tokens ignored; yield cache and tokens so far."""
+    """Decode greedily without a stop condition; yield cache and tokens so far."""
     from dflash_mlx.decode.greedy import greedy_rounds
 
     cache = pair.make_cache()

@@ -1,13 +1,13 @@
-"""The embedded pair on a CPU: is the text the target's own, and what of the bound is reached?
+"""Is the embedded pair's text equal to mlx-lm's, and how close is its speedup to the bound?
 
     python benchmarks/embedded_pair.py parity
     python benchmarks/embedded_pair.py speed --peer peer/bin/python
 
-`parity` runs on MLX's bundled BLAS, where block and stepwise forwards round alike: greedy text
-must equal mlx-lm's on the same arrays, byte for byte. `speed` runs on OpenBLAS and interleaves
-plain decoding, our loop at every block and, with --peer, the official package's loop. Bound:
-tokens per round / (v + d) times plain, where v and d are the bare verify and draft forwards in
-plain steps, measured between the runs.
+`parity` runs on MLX's bundled BLAS, where block forwards and single steps round alike: greedy text
+must equal mlx-lm's on the same arrays. `speed` runs on OpenBLAS and interleaves plain decoding,
+our loop at every block size and, with --peer, the loop of the official package. The bound of the
+speedup is tokens per round / (v + d), where v and d are the verify and draft forwards in plain
+steps, timed between the runs.
 """
 
 import argparse
@@ -16,23 +16,21 @@ import platform
 import statistics
 import sys
 import tempfile
-import time
 from collections import defaultdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from prompts import PROMPTS
-
 import dflash_mlx
+from dflash_mlx.bench.suites import KINDS
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["parity", "speed"])
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--prompts", type=int, default=4, help="of each kind")
-    parser.add_argument("--kinds", nargs="+", choices=list(PROMPTS), default=list(PROMPTS))
+    parser.add_argument("--prompts", type=int, default=4, help="prompts of each kind")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--blocks", type=int, nargs="+")
     parser.add_argument("--peer", type=Path, help="python with dflash 0.1.0 installed")
     parser.add_argument("--json", action="store_true")
@@ -45,23 +43,17 @@ def main() -> None:
     print(json.dumps(report) if options.json else "")
 
 
-def prompts(loaded, options):
-    """Yield kind and prompt ids."""
-    for kind in options.kinds:
-        for text in PROMPTS[kind][: options.prompts]:
-            yield kind, loaded.tokenizer.render([{"role": "user", "content": text}], None)
-
-
 def parity(loaded, options):
-    """Compare greedy text with mlx-lm's; print tokens per round by kind."""
+    """Compare greedy text with mlx-lm's, and print tokens per round by kind."""
     from arms import dflash_run, plain_run
+    from prompts import prompt_ids
 
     from dflash_mlx.decode.policy import FixedBlock
 
     ends, equal, total = loaded.tokenizer.eos_token_ids, 0, 0
     rounds, committed = defaultdict(int), defaultdict(int)
     for block in options.blocks or [4, 8]:
-        for kind, ids in prompts(loaded, options):
+        for kind, ids in prompt_ids(loaded, options.kinds, options.prompts):
             reference = plain_run(loaded.pair, ids, options.tokens, ends)
             run = dflash_run(loaded.pair, ids, options.tokens, FixedBlock(block), ends)
             total += 1
@@ -81,20 +73,22 @@ def parity(loaded, options):
 
 
 def speed(loaded, options):
-    """Interleave the arms prompt by prompt; print speeds, bounds and overheads."""
+    """Interleave the arms prompt by prompt; print speedups, bounds and overheads."""
     from arms import Peer, dflash_run, plain_run
+    from prompts import prompt_ids
 
+    from dflash_mlx.bench.forwards import time_forwards
     from dflash_mlx.decode.policy import FixedBlock
 
     blocks = options.blocks or [2, 3, 4, 5, 6, 7, 8]
-    ends, work = frozenset(), list(prompts(loaded, options))
+    ends, work = frozenset(), list(prompt_ids(loaded, options.kinds, options.prompts))
     with tempfile.TemporaryDirectory() as folder:
         peer = None
         if options.peer:
             script = Path(__file__).parent / "peers" / "official_dflash.py"
-            places = write_for_peer(loaded, Path(folder))
+            names = write_for_peer(loaded, Path(folder))
             cache = {"HF_HUB_CACHE": f"{folder}/hub", "HF_HUB_OFFLINE": "1"}
-            peer = Peer(options.peer, script, [*places, loaded.blas], cache)
+            peer = Peer(options.peer, script, [*names, loaded.blas], cache)
         runs = defaultdict(list)
         dflash_run(loaded.pair, work[0][1], 16, FixedBlock(8), ends)  # warm-up
         plain_run(loaded.pair, work[0][1], 16, ends)
@@ -103,9 +97,9 @@ def speed(loaded, options):
             for block in blocks:
                 policy = FixedBlock(block)
                 runs[block].append(dflash_run(loaded.pair, ids, options.tokens, policy, ends))
-                runs["v", block] += [verify_seconds(loaded, ids, block)]
-                runs["d", block] += [draft_seconds(loaded, ids, block)]
-                runs["step", block] += [verify_seconds(loaded, ids, 1)]
+                forward = time_forwards(loaded.pair, ids, block)
+                runs["v", block].append(forward.verify_s)
+                runs["d", block].append(forward.draft_s)
                 if peer:
                     runs["peer", block].append(peer.run(ids, options.tokens, block))
             print(f"{kind} done", file=sys.stderr)
@@ -115,12 +109,12 @@ def speed(loaded, options):
 
 
 def print_speed(runs, blocks, loaded, with_peer):
-    """Print the table of one interleaved run; return its rows."""
+    """Print the table of one interleaved run, and return its rows."""
     plain = runs["plain"]
     plain_s = sum(run.seconds for run in plain) / sum(len(run.tokens) for run in plain)
     print(f"{platform.processor() or platform.machine()}, BLAS {loaded.blas}, float32")
     print(f"plain mlx-lm: {1 / plain_s:.2f} tokens/s, {plain_s * 1e3:.2f} ms a step")
-    print("block  tok/round   v     d    bound x  speed x  of bound  overhead ms", end="")
+    print("block  tok/round   v     d    bound x  speedup  of bound  overhead ms", end="")
     print("   official x  its overhead ms" if with_peer else "")
     rows = []
     for block in blocks:
@@ -131,7 +125,7 @@ def print_speed(runs, blocks, loaded, with_peer):
         gain = _tokens(runs[block]) / _seconds(runs[block]) * plain_s
         overhead = _seconds(runs[block]) / _rounds(runs[block]) - (v + d) * plain_s
         row = {"block": block, "tokens_per_round": tau, "v": v, "d": d, "bound": bound}
-        row |= {"speed": gain, "of_bound": gain / bound, "overhead_s": overhead}
+        row |= {"speedup": gain, "of_bound": gain / bound, "overhead_s": overhead}
         line = f"{block:4}   {tau:7.3f}  {v:5.2f} {d:5.2f}  {bound:6.3f}  {gain:6.3f}"
         line += f"   {gain / bound:6.1%}   {overhead * 1e3:7.2f}"
         if with_peer:
@@ -160,51 +154,10 @@ def _rounds(runs):
     return sum(run.rounds for run in runs)
 
 
-def verify_seconds(loaded, ids, n_rows, repeats=5):
-    """Median seconds of a bare target forward over `n_rows` rows behind the prompt."""
-    import mlx.core as mx
-
-    pair, cache = loaded.pair, loaded.pair.make_cache()
-    cache.append(len(ids))
-    pair.target.forward(mx.array([ids]), cache.layers, pair.target_layer_ids)
-    cache.commit(len(ids))
-    mx.eval(cache.arrays)
-    tokens = mx.array([ids[:n_rows]])
-    times = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        cache.append(n_rows)
-        walked = pair.target.forward(tokens, cache.layers, pair.target_layer_ids)
-        mx.eval(mx.argmax(pair.target.logits(walked.hidden), axis=-1), walked.features)
-        times.append(time.perf_counter() - began)
-        cache.rollback()
-    return statistics.median(times)
-
-
-def draft_seconds(loaded, ids, n_rows, repeats=5):
-    """Median seconds of a bare draft forward, two new context rows included."""
-    import mlx.core as mx
-
-    pair, cache = loaded.pair, loaded.pair.make_cache()
-    cache.append(len(ids))
-    features = pair.target.forward(mx.array([ids]), cache.layers, pair.target_layer_ids).features
-    cache.commit(len(ids))
-    pair.draft.extend(features, 0, cache.context)
-    mx.eval(cache.arrays, features)
-    times = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        pair.draft.extend(features[:, :2], cache.context.length, cache.context)
-        mx.eval(pair.draft.propose(ids[-1], n_rows, cache.context).tokens)
-        times.append(time.perf_counter() - began)
-        cache.context.trim_to(len(ids))
-    return statistics.median(times)
-
-
 def write_for_peer(loaded, folder):
-    """Write target and draft where the official package looks; return both places.
+    """Write target and draft where the official package looks for them; return both names.
 
-    It knows no reduced vocabulary: there the draft predicts with the target's whole head.
+    The package does not support a reduced vocabulary, so there the draft uses the target's head.
     """
     import mlx.core as mx
     from mlx.utils import tree_flatten

@@ -1,11 +1,10 @@
-"""What the host does in a round, piece by piece, and how much of a round it is.
+"""How much time per round is host work, by part, and how much of it delays the round?
 
-    python benchmarks/host_work.py --block 3 --tokens 128
+    python benchmarks/host_work.py --block-size 3 --tokens 128
 
-The embedded pair in float32 on OpenBLAS, greedy, at a fixed block. Every piece is timed on the
-thread that decodes; what is left of a round is spent waiting for the two forward passes. The graph
-of the verification is built while the draft runs, so it delays a round only by what it takes
-longer than that.
+The embedded pair in float32 on OpenBLAS, greedy, with a fixed block size. Every part is timed on
+the worker thread; the rest of a round is spent waiting for the two forwards. The graph of the
+verification is built while the draft runs, so only the other parts delay a round.
 """
 
 import argparse
@@ -18,17 +17,17 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from prompts import PROMPTS
+from prompts import prompt_ids
 
 import dflash_mlx
 
-BESIDE = "build verify"
-"""The piece that is done while the draft runs."""
+OVERLAPPED = "build verify"
+"""The part that runs while the device runs the draft."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--block", type=int, default=3)
+    parser.add_argument("--block-size", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=128)
     options = parser.parse_args()
     dflash_mlx.use_openblas()
@@ -37,7 +36,7 @@ def main() -> None:
 
 
 class Timed:
-    """An object whose named calls are timed under other names; all else is its own."""
+    """A wrapper that times some calls of an object; `names` maps each to its part of the round."""
 
     def __init__(self, wrapped, clock, names):
         self._wrapped, self._clock, self._names = wrapped, clock, names
@@ -50,18 +49,18 @@ class Timed:
 
 
 class Clock:
-    """Seconds by piece of work in the round under way."""
+    """Seconds of the current round, by part."""
 
     def __init__(self):
         self.spent = defaultdict(float)
 
-    def timed(self, piece, call, *args):
-        """Return what `call` returns, its seconds counted under `piece`."""
+    def timed(self, part, call, *args):
+        """Return what `call` returns, and add its seconds to `part`."""
         began = time.perf_counter()
         try:
             return call(*args)
         finally:
-            self.spent[piece] += time.perf_counter() - began
+            self.spent[part] += time.perf_counter() - began
 
 
 def measure(loaded, options):
@@ -74,17 +73,16 @@ def measure(loaded, options):
 
     clock = Clock()
     pair = Pair(
-        Timed(loaded.pair.target, clock, {"forward": BESIDE, "logits": BESIDE}),
+        Timed(loaded.pair.target, clock, {"forward": OVERLAPPED, "logits": OVERLAPPED}),
         Timed(loaded.pair.draft, clock, {"propose": "build draft", "extend": "build context"}),
     )
     names = {"next_block_size": "policy", "observe": "policy"}
-    policy = Timed(FixedBlock(options.block), clock, names)
+    policy = Timed(FixedBlock(options.block_size), clock, names)
     rule = partial(clock.timed, "build accept", match_rule(SamplingConfig(), 0))
     text = AnswerText(loaded.tokenizer.decode, (), ())
     stop_condition = partial(clock.timed, "text", text.cut)
     rounds = defaultdict(list)
-    for texts in PROMPTS.values():
-        ids = loaded.tokenizer.render([{"role": "user", "content": texts[0]}], None)
+    for _, ids in prompt_ids(loaded):
         for done in greedy_rounds(
             pair,
             ids,
@@ -95,24 +93,27 @@ def measure(loaded, options):
         ):
             if done.drafted:
                 rounds["round"].append(done.seconds)
-                for piece, seconds in clock.spent.items():
-                    rounds[piece].append(seconds)
+                for part, seconds in clock.spent.items():
+                    rounds[part].append(seconds)
             clock.spent.clear()
     report(rounds, options)
 
 
 def report(rounds, options):
-    """Print the median milliseconds of every piece, and its share of the median round."""
+    """Print the median milliseconds of every part, and its share of the median round."""
     whole = median(rounds.pop("round"))
-    print(f"block {options.block}: {1000 * whole:.1f} ms a round (median)")
-    beside = median(rounds[BESIDE])
+    print(f"block {options.block_size}: {1000 * whole:.1f} ms per round (median)")
+    overlapped = median(rounds[OVERLAPPED])
     total = 0.0
-    for piece, seconds in sorted(rounds.items(), key=lambda item: -median(item[1])):
+    for part, seconds in sorted(rounds.items(), key=lambda item: -median(item[1])):
         total += median(seconds)
-        print(f"{piece:18} {1000 * median(seconds):7.3f} ms {median(seconds) / whole:6.2%}")
-    print(f"{'all':18} {1000 * total:7.3f} ms {total / whole:6.2%}")
-    alone = total - beside
-    print(f"{'not beside the draft':18} {1000 * alone:5.3f} ms {alone / whole:6.2%}")
+        print_part(part, median(seconds), whole)
+    print_part("all host work", total, whole)
+    print_part("delays the round", total - overlapped, whole)
+
+
+def print_part(name, seconds, whole):
+    print(f"{name:18} {1000 * seconds:7.3f} ms {seconds / whole:6.2%}")
 
 
 if __name__ == "__main__":

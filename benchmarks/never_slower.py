@@ -1,16 +1,17 @@
-"""Is `auto` ever slower than plain decoding, than the best fixed block, or than other packages?
+"""Is auto slower than plain decoding, the best fixed block size, or other packages?
 
     python benchmarks/never_slower.py auto --tokens 512 --repeats 5
     python benchmarks/never_slower.py peers --official peer-a/bin/python --dspark peer-b/bin/python
-    python benchmarks/never_slower.py report --json FILE    of a run that was broken off; to go
-                                                            on with it: --resume, as it was begun
+    python benchmarks/never_slower.py report --json FILE
 
-The embedded pair in float32 on OpenBLAS, greedy. `auto` writes on past end tokens, so that every
-answer has its 512 tokens, and its arms take turns every 16 tokens of their answers, each turn
-begun by another: the machine's drift meets all alike. `peers` stops at end tokens, as the packages
-do, each in a process of its own, and its arms take turns answer by answer. Texts are compared: a
-figure whose text is another is marked. Medians and the middle half are printed; "auto / best" (of
-the blocks and plain decoding) and its like are divided answer by answer.
+`report` prints an interrupted run; --resume, with the same options, continues it.
+
+The embedded pair in float32 on OpenBLAS, greedy. With `auto`, answers continue after
+end-of-sequence tokens, so that each has --tokens tokens, and the arms take turns of 16 tokens, so
+that the drift of the machine affects all of them equally. With `peers`, answers stop at
+end-of-sequence tokens, each package runs in its own process, and arms take turns answer by answer.
+Texts are compared, and a different one is marked. Figures are medians with quartiles; ratios
+between arms are computed answer by answer.
 """
 
 import argparse
@@ -25,16 +26,17 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from embedded_pair import write_for_peer
-from prompts import PROMPTS
+from prompts import prompt_ids
 
 import dflash_mlx
+from dflash_mlx.bench.suites import KINDS
 from dflash_mlx.bench.summary import spread
 from dflash_mlx.system.json_file import write_json
 
-BLOCKS = (2, 3, 4, 5, 6, 8)
+BLOCK_SIZES = (2, 3, 4, 5, 6, 8)
 
 _TURN = 16
-"""Tokens that an arm writes before the next one has its turn."""
+"""Tokens that an arm decodes in one turn: two seconds here, in which the machine hardly changes."""
 
 
 def main() -> None:
@@ -42,52 +44,47 @@ def main() -> None:
     parser.add_argument("what", choices=["auto", "peers", "report"])
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--prompts", type=int, default=1, help="of each kind")
-    parser.add_argument("--blocks", type=int, nargs="+", default=BLOCKS)
+    parser.add_argument("--prompts", type=int, default=1, help="prompts of each kind")
+    parser.add_argument("--block-sizes", type=int, nargs="+", default=BLOCK_SIZES)
     parser.add_argument("--official", type=Path, help="python with dflash 0.1.0")
     parser.add_argument("--dspark", type=Path, help="python with mlx-dspark 0.20.3")
-    parser.add_argument("--json", type=Path, help="write every run here as well")
-    parser.add_argument("--resume", action="store_true", help="go on with the runs in --json")
+    parser.add_argument("--json", type=Path, help="also write every run to this file")
+    parser.add_argument("--resume", action="store_true", help="continue the runs in --json")
     options = parser.parse_args()
     if (options.resume or options.what == "report") and not (
         options.json and options.json.is_file()
     ):
-        parser.error("--json needs the file of a run that was begun")
+        parser.error("--json needs the file of an earlier run")
     if options.what == "report":
-        report(kept(options.json))
+        report(read_runs(options.json))
         return
     dflash_mlx.use_openblas()
     with dflash_mlx.load("smollm2-135m") as engine, tempfile.TemporaryDirectory() as folder:
-        runs = kept(options.json) if options.resume else []
+        runs = read_runs(options.json) if options.resume else []
         engine.worker.run(lambda: measure(engine.loaded, options, Path(folder), runs))
     report(runs)
 
 
 def measure(loaded, options, folder, runs):
-    """Run every arm in turn on every prompt; add the runs to `runs`, each with its arm and kind.
+    """Run the arms in turns on every prompt, and add the results to `runs`.
 
-    What was measured is written to the `--json` file after every prompt: an hour of figures does
-    not hang on the last minute.
+    The `--json` file is written after every prompt, so an interrupted run is not lost.
     """
     from arms import Answer, plain_rounds
 
     ends = loaded.tokenizer.eos_token_ids if options.what == "peers" else frozenset()
     turn = options.tokens if options.what == "peers" else _TURN
     arms = {"plain": lambda ids, n: Answer(plain_rounds(loaded.pair, ids, n, ends))}
-    arms["auto"] = lambda ids, n: auto(loaded, ids, n, ends)
-    for block in options.blocks:
-        arms[f"block {block}"] = fixed(loaded, block, ends)
+    arms["auto"] = lambda ids, n: auto_arm(loaded, ids, n, ends)
+    for block in options.block_sizes:
+        arms[f"block {block}"] = fixed_arm(loaded, block, ends)
     peers = start_peers(loaded, options, folder)
     for name, peer in peers.items():
-        arms[f"{name} default"] = asked(peer, 0)
-        for block in options.blocks:
-            arms[f"{name} {block}"] = asked(peer, block)
-    work = [
-        (kind, loaded.tokenizer.render([{"role": "user", "content": text}], None))
-        for kind, texts in PROMPTS.items()
-        for text in texts[: options.prompts]
-    ]
-    for start in arms.values():  # kernels built, pages touched
+        arms[f"{name} default"] = peer_arm(peer, 0)
+        for block in options.block_sizes:
+            arms[f"{name} {block}"] = peer_arm(peer, block)
+    work = list(prompt_ids(loaded, KINDS, options.prompts))
+    for start in arms.values():  # compile kernels and touch memory
         start(work[0][1], 16).write(16)
     for repeat in range(options.repeats):
         for number, (kind, ids) in enumerate(work):
@@ -116,13 +113,13 @@ def measure(loaded, options, folder, runs):
         peer.close()
 
 
-def kept(file):
-    """Return the runs of a `--json` file."""
+def read_runs(file):
+    """Return the runs in a `--json` file."""
     return [argparse.Namespace(**values) for values in json.loads(file.read_text())]
 
 
 def in_turns(answers, n_tokens, turn, shift):
-    """Write all answers to `n_tokens`, `turn` tokens of one at a time, another first each time."""
+    """Decode all answers in turns of `turn` tokens; another answer comes first in each turn."""
     names = list(answers)
     for number, until in enumerate(range(turn, n_tokens + turn, turn), shift):
         first = number % len(names)
@@ -130,7 +127,7 @@ def in_turns(answers, n_tokens, turn, shift):
             answers[name].write(min(until, n_tokens))
 
 
-def fixed(loaded, block, ends):
+def fixed_arm(loaded, block, ends):
     from arms import Answer, dflash_rounds
 
     from dflash_mlx.decode.policy import FixedBlock
@@ -138,12 +135,12 @@ def fixed(loaded, block, ends):
     return lambda ids, n: Answer(dflash_rounds(loaded.pair, ids, n, FixedBlock(block), ends))
 
 
-def asked(peer, block):
+def peer_arm(peer, block):
     return lambda ids, n: peer.start(ids, n, block)
 
 
-def auto(loaded, ids, n_tokens, ends):
-    """Decode as `--block-size auto` does, and let the pair learn from it as an engine does."""
+def auto_arm(loaded, ids, n_tokens, ends):
+    """Return an answer with the controller; the pair learns from it, as in an engine."""
     from arms import Answer, dflash_rounds
 
     policy = loaded.tuning.policy()
@@ -152,7 +149,7 @@ def auto(loaded, ids, n_tokens, ends):
 
 
 def start_peers(loaded, options, folder):
-    """Start the other packages on the same weights."""
+    """Start the other packages, with the same weights."""
     from arms import Peer
 
     if options.what != "peers":
@@ -170,7 +167,7 @@ def start_peers(loaded, options, folder):
 
 
 def report(runs):
-    """Print speeds by kind and arm, in plain speeds, and what they are in each other's."""
+    """Print speedups by kind and arm, and ratios between arms."""
     plain = {(r.prompt, r.repeat): r for r in runs if r.arm == "plain"}
     ratios, equal = defaultdict(list), defaultdict(list)
     for run in runs:
@@ -189,41 +186,41 @@ def report(runs):
         marks = ["" if all(equal[kind, arm]) else "*" for kind in kinds]
         cells = [spelled(ratios[kind, arm]) for kind in kinds]
         print_row(arm, map(operator.add, cells, marks))
-    print("* a text that differs from plain decoding's")
+    print("* the text differs from plain decoding")
     if theirs := [arm for arm in arms if arm.startswith(("official", "dspark"))]:
         for arm in theirs:
             ours = "auto" if arm.endswith("default") else f"block {arm.split()[-1]}"
-            found = [quotients(ratios, kind, ours, arm) for kind in kinds]
+            found = [ratios_between(ratios, kind, ours, arm) for kind in kinds]
             print_row(f"{ours} / {arm}", map(spelled, found))
     else:
         print_goals(ratios, kinds, ["plain", *(arm for arm in arms if arm.startswith("block"))])
 
 
 def print_goals(ratios, kinds, fixed):
-    """Print how `auto` does beside the best of the `fixed` arms, and what it should reach."""
+    """Print auto relative to the best of the `fixed` arms, and the goals."""
     autos = {kind: statistics.median(ratios[kind, "auto"]) for kind in kinds}
-    behind = {}
+    relative = {}
     for kind in kinds:
         best = max(fixed, key=lambda arm: statistics.median(ratios[kind, arm]))
-        behind[kind] = quotients(ratios, kind, "auto", best)
-    print_row("auto / best", map(spelled, behind.values()))
+        relative[kind] = ratios_between(ratios, kind, "auto", best)
+    print_row("auto / best", map(spelled, relative.values()))
     worst = min(autos, key=autos.get)
-    print(f"auto on its worst kind ({worst}): {autos[worst]:.3f} of plain, goal 0.98")
-    worst = min(behind, key=lambda kind: statistics.median(behind[kind]))
-    values = behind[worst]
+    print(f"lowest speedup of auto ({worst}): {autos[worst]:.3f}, goal 0.98")
+    worst = min(relative, key=lambda kind: statistics.median(relative[kind]))
+    values = relative[worst]
     print(
-        f"auto in the speed of the best fixed block or plain, on {worst}: "
+        f"auto relative to the best fixed block size or plain ({worst}): "
         f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f}), goal 0.97"
     )
 
 
-def quotients(ratios, kind, arm, other):
-    """Return the speeds of `arm` in those of `other`, answer by answer."""
+def ratios_between(ratios, kind, arm, other):
+    """Return the throughput ratio of two arms, answer by answer."""
     return [a / b for a, b in zip(ratios[kind, arm], ratios[kind, other], strict=True)]
 
 
 def spelled(values):
-    """Return the median and the middle half."""
+    """Return the median and the quartiles."""
     found = spread(values)
     return f"{found.median:.3f} ({found.low:.2f}-{found.high:.2f})"
 

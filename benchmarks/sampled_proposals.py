@@ -1,10 +1,10 @@
-"""Which proposal suits a v1 draft above temperature 0: its argmax, or a draw from its softmax?
+"""Which proposal of a v1 draft gives more tokens per round when sampling: argmax or a sample?
 
     python benchmarks/sampled_proposals.py [--temperature 1.0]
 
-Both are exact. The argmax is proposed as certain and accepted where the target's own draw equals
-it; the draw is accepted by min(1, p/q) with the residual rule, each position drawn independently
-as a v1 draft must. Same prompts, seeds and block; tokens per round decide.
+Both sample exactly from the target. The argmax is accepted if it equals the target's sample. A
+sample of the draft is accepted with probability min(1, p/q) and the residual rule; a v1 draft
+samples each position independently. Prompts, seeds and block size are the same.
 """
 
 import argparse
@@ -13,9 +13,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from prompts import PROMPTS
+from prompts import prompt_ids
 
 import dflash_mlx
+from dflash_mlx.bench.suites import KINDS
 
 
 def main() -> None:
@@ -23,7 +24,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--prompts", type=int, default=2, help="of each kind")
+    parser.add_argument("--prompts", type=int, default=2, help="prompts of each kind")
     options = parser.parse_args()
     dflash_mlx.use_openblas()
     with dflash_mlx.load("smollm2-135m") as engine:
@@ -36,30 +37,27 @@ def compare(loaded, options):
 
     sampling = dflash_mlx.SamplingConfig(temperature=options.temperature, top_p=options.top_p)
     pair = loaded.pair
-    drawn = Pair(pair.target, drawing_draft(pair.draft, sampling))
-    totals = {"argmax, certain": [0, 0], "draw, residual": [0, 0]}
-    seed = 0
-    for texts in PROMPTS.values():
-        for text in texts[: options.prompts]:
-            seed += 1
-            ids = loaded.tokenizer.render([{"role": "user", "content": text}], None)
-            arms = (
-                ("argmax, certain", pair, match_rule(sampling, seed)),
-                ("draw, residual", drawn, request_rule(sampling, seed)),
-            )
-            for name, arm, rule in arms:
-                rounds, tokens = count(arm, ids, rule, options.tokens)
-                totals[name][0] += rounds
-                totals[name][1] += tokens
+    sampled = Pair(pair.target, sampling_draft(pair.draft, sampling))
+    totals = {"argmax": [0, 0], "sample, residual": [0, 0]}
+    for seed, (_, ids) in enumerate(prompt_ids(loaded, KINDS, options.prompts), 1):
+        arms = (
+            ("argmax", pair, match_rule(sampling, seed)),
+            ("sample, residual", sampled, request_rule(sampling, seed)),
+        )
+        for name, arm, rule in arms:
+            rounds, tokens = count(arm, ids, rule, options.tokens)
+            totals[name][0] += rounds
+            totals[name][1] += tokens
     print(
-        f"temperature {options.temperature}, top-p {options.top_p}, block {pair.draft.block_size}"
+        f"temperature {options.temperature}, top-p {options.top_p}, "
+        f"block size {pair.draft.block_size}"
     )
     for name, (rounds, tokens) in totals.items():
         print(f"{name:16} {tokens / rounds:.3f} tokens per round ({tokens} tokens)")
 
 
-def drawing_draft(draft, sampling):
-    """The draft, proposing a draw from its filtered softmax at every position."""
+def sampling_draft(draft, sampling):
+    """Return the draft, proposing a sample of its filtered softmax at every position."""
     import mlx.core as mx
 
     from dflash_mlx.decode.sampling import filtered, log_probs
@@ -69,7 +67,7 @@ def drawing_draft(draft, sampling):
     def target_ids(tokens):
         return tokens + draft.model.d2t[tokens] if "d2t" in draft.model else tokens
 
-    class Drawing:
+    class SamplingDraft:
         target_layer_ids, block_size = draft.target_layer_ids, draft.block_size
         make_context, extend = draft.make_context, draft.extend
 
@@ -82,7 +80,7 @@ def drawing_draft(draft, sampling):
             candidates = Candidates(ids, mx.softmax(scores, axis=-1))
             return Block(tokens[None], mx.array(True), candidates)
 
-    return Drawing()
+    return SamplingDraft()
 
 
 def count(pair, ids, rule, n_tokens):

@@ -1,12 +1,12 @@
-"""mlx-dspark 0.20.3's DFlash loop, one prompt at a time: run by `arms.Peer`.
+"""Runs the DFlash loop of mlx-dspark 0.20.3, one prompt at a time, for `arms.Peer`.
 
-Needs an environment of its own:
+It needs its own environment:
     python -m venv peer && peer/bin/pip install 'mlx[cpu]==0.32.4' mlx-lm==0.32.2
     peer/bin/pip install --no-deps mlx-dspark==0.20.3
-mlx-vlm, which it asks for, brings audio and vision packages that a text model never calls. Of it
-only the rotary helper is imported, so a stub stands in that is mlx-lm's own; the table says so.
-Its Metal kernels refuse themselves on a CPU, and its n-gram drafts are off as in its default.
-Block 0 is its own choice.
+It requires mlx-vlm, with audio and vision packages that a text model does not call. Only the rotary
+helper is imported, and a stub with mlx-lm's replaces it; the facts it prints name the stub. Its
+Metal kernels are off on a CPU, and its n-gram drafts are off by default. Block size 0 is the
+default of the package.
 """
 
 import ctypes
@@ -49,7 +49,7 @@ def main() -> None:
             max_draft_tokens=block - 1 if block > 1 else None,
             temperature=0.0,
         )
-        # the first token comes with the prompt; its clock says when the prompt was read
+        # prefill produces the first token; the clock of the package starts after it
         answer = {
             "tokens": [int(token) for token in result.token_ids],
             "seconds": result.decode_seconds,

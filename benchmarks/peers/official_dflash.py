@@ -1,10 +1,10 @@
-"""The official `dflash` 0.1.0 MLX loop, one prompt at a time: run by `arms.Peer`.
+"""Runs the MLX loop of the official `dflash` 0.1.0, one prompt at a time, for `arms.Peer`.
 
-Needs an environment of its own:
+It needs its own environment:
     python -m venv peer && peer/bin/pip install 'mlx[cpu]==0.32.4' mlx-lm==0.32.2
     peer/bin/pip install --no-deps dflash==0.1.0
-The target comes as float32 arrays of a safetensors folder, the draft as a hub-cache entry, both
-written by the benchmark, so that both sides hold the same numbers. Block 0 is its own choice.
+The benchmark writes the target as a folder of float32 safetensors and the draft as a hub-cache
+entry, so that both packages use the same weights. Block size 0 is the default of the package.
 """
 
 import ctypes
@@ -39,12 +39,12 @@ def main() -> None:
             max_tokens=request["max_tokens"],
         )
         for step in steps:
-            # its own clock starts when the prompt is read, the last row's logits included
+            # its clock starts after prefill, which includes the logits of the last prompt token
             began = began or time.perf_counter()
             tokens += step.tokens
             rounds += 1 if step.accepted is not None else 0
         seconds = time.perf_counter() - began
-        # the first token came with the prompt
+        # prefill produced the first token
         print(
             json.dumps({"tokens": tokens, "seconds": seconds, "rounds": rounds}),
             flush=True,

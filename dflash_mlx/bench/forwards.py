@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from dflash_mlx.engine.engine import Engine
+from dflash_mlx.models.pair import Pair
 
 _REPEATS = 5
 """Timed calls, of which the median counts: two outliers do not move it."""
@@ -28,7 +29,8 @@ class Forward:
 
 def forwards(engine: Engine, prompt: Sequence[int], block_sizes: Sequence[int]) -> list[Forward]:
     """Return the median times of the forwards after `prompt`, for every block size."""
-    return engine.worker.run(lambda: [_forward(engine, prompt, size) for size in block_sizes])
+    pair = engine.loaded.pair
+    return engine.worker.run(lambda: [time_forwards(pair, prompt, size) for size in block_sizes])
 
 
 def memory_speed(engine: Engine) -> float:
@@ -36,10 +38,13 @@ def memory_speed(engine: Engine) -> float:
     return engine.worker.run(_stream)
 
 
-def _forward(engine: Engine, prompt: Sequence[int], block_size: int) -> Forward:
+def time_forwards(pair: Pair, prompt: Sequence[int], block_size: int) -> Forward:
+    """Return the median times of the forwards after `prompt`; call it on the worker thread.
+
+    The draft forward includes two new tokens of context. Block size 1 has no draft.
+    """
     import mlx.core as mx
 
-    pair = engine.loaded.pair
     cache = pair.make_cache()
     cache.append(len(prompt))
     features = pair.target.forward(
