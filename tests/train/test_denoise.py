@@ -26,8 +26,8 @@ DRAFTS = {
 def test_batched_blocks_equal_the_blocks_of_decoding(kind, n_rows):
     """A draft trained with another mask or other positions is wrong in decoding."""
     draft = DRAFTS[kind](tiny_target())
-    width = draft.model.config.feature_size
-    features = mx.random.normal((1, N_TOKENS, width), key=mx.random.key(3))
+    feature_size = draft.model.config.feature_size
+    features = mx.random.normal((1, N_TOKENS, feature_size), key=mx.random.key(3))
     tokens = np.arange(N_TOKENS) * 37 % 250
     anchors = np.array([1, 2, 15, 16, 17, 33, 59])
     together = denoise(

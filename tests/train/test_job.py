@@ -209,7 +209,7 @@ def test_token_ids_are_trained_on_unchanged(folder, tmp_path):
 
 
 def test_without_data_the_target_generates_the_prompts(folder, tmp_path):
-    """`--data self` needs nothing but a target."""
+    """`--data self` needs only a target."""
     result = train_run(options(folder, tmp_path / "draft", data="self", samples=3, steps=1))
     assert result.finished
     assert result.facts["data"]["source"] == "self"
@@ -236,7 +236,7 @@ def test_a_target_larger_than_memory_is_refused_before_loading(folder, tmp_path)
 
 
 def test_data_without_usable_samples_are_refused(folder, tmp_path):
-    """Empty and one-token answers left nothing to train on and ended in a traceback."""
+    """Empty and one-token answers leave no sample, and ended in a traceback."""
     (tmp_path / "ids.json").write_text(json.dumps([[[1], []], [[2], [3]]]))
     config = options(folder, tmp_path / "draft", data=str(tmp_path / "ids.json"))
     with pytest.raises(BadRequest, match="no usable sample: dropped 2 without"):

@@ -1,4 +1,4 @@
-"""The target generates text for training: user turns from nothing, and answers in batches.
+"""The target generates text for training: user turns and, in batches, their answers.
 
 Must not know what the text is used for.
 """

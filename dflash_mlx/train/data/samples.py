@@ -152,7 +152,7 @@ class SampleFilter:
         return None
 
     def summary(self) -> str:
-        """Return what was dropped and truncated in one line, '' if nothing was."""
+        """Return what was dropped and truncated in one line, '' if there are none."""
         truncated = f"truncated {self.truncated}" if self.truncated else ""
         return "; ".join(part for part in (drop_summary(self.dropped), truncated) if part)
 

@@ -238,7 +238,7 @@ def reduced_head(draft: BoundDraft, ids: np.ndarray, dtype: mx.Dtype) -> Trainin
 
 
 def head_rows(target: Target, ids: np.ndarray) -> mx.array:
-    """Return the rows [V, D] of the target's head for `ids`, whatever its quantization."""
+    """Return the rows [V, D] of the target's head for `ids`, in any quantization."""
     size, wanted = target.shape.hidden_size, mx.array(ids)
     columns = []
     for start in range(0, size, _HEAD_COLUMNS):
