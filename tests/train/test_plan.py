@@ -78,6 +78,27 @@ def test_given_steps_and_samples_are_used():
     assert plan(CorpusSize(0, True), minutes=60, samples=80).n_samples == 80
 
 
+@pytest.mark.parametrize("steps", [6, 40, 300, 5000])
+def test_with_steps_the_result_does_not_depend_on_measured_times(steps):
+    """A busy machine planned 2 evaluations instead of 3 and published another draft."""
+    slow = StageSeconds(generate_s=70.0, feature_s=0.1, step_s=0.02, prompt_s=90.0)
+    for corpus in (CorpusSize(0, True), CorpusSize(500, False), CorpusSize(40, True, 90)):
+        one, other = plan(corpus, steps=steps), plan(corpus, slow, steps=steps)
+        assert one.evaluations == other.evaluations
+        assert (one.n_samples, one.steps) == (other.n_samples, other.steps)
+
+
+def test_with_steps_short_memory_keeps_the_anchors(target):
+    """Other programs on the machine reduced the anchors, and with them changed the draft."""
+    step_memory = memory_model(target).step_memory
+    recipe = Recipe(steps=10, anchors=256)
+    short = int(step_memory(replace(recipe, checkpointing=True)).total / 0.9) + 1
+    found, _ = fit_to_memory(step_memory, recipe, short, keep_anchors=True)
+    assert found == replace(recipe, checkpointing=True)
+    with pytest.raises(OutOfMemoryBudget, match="--minutes instead of --steps"):
+        fit_to_memory(step_memory, recipe, short // 2, keep_anchors=True)
+
+
 def test_too_few_minutes_are_refused_with_the_minutes_needed():
     """A run of three steps does not train anything."""
     short = config(minutes=1)

@@ -92,7 +92,10 @@ def make_plan(
     fill_vocabulary(setup, trained)
     model = _memory_model(setup, trained, setup.limits.max_seq_length if generate_s else 0)
     recipe, reductions = fit_to_memory(
-        model.step_memory, _base_recipe(setup), setup.machine.usable_bytes
+        model.step_memory,
+        _base_recipe(setup),
+        setup.machine.usable_bytes,
+        keep_anchors=setup.config.steps is not None,
     )
     inputs = ProbeInputs(setup.target, initial, trained, recipe, setup.prompts[0], EVALUATED_TOKENS)
     probe = probe_training(inputs, generate_s or 0.0, clock)

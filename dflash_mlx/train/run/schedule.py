@@ -27,6 +27,10 @@ _MIN_STEPS = 20
 _MAX_EVALUATIONS = 10
 """Points of an evaluation curve; more only shorten each evaluation."""
 
+_STEPS_PER_EVALUATION = 100
+"""Steps between evaluations of a run with `--steps`: about 10% of the time for the embedded
+target on CPU (5 s per step, a minute per evaluation of all prompts)."""
+
 _TOLERANCE = 1.05
 """Ratio of planned to requested time that is accepted: measured times vary by several percent."""
 
@@ -136,7 +140,8 @@ def make_schedule(
 ) -> Schedule:
     """Return the schedule for `seconds`, or for the steps in `config`; at least 20 steps.
 
-    `seconds` None stands for the minutes in `config`.
+    `seconds` None stands for the minutes in `config`. With steps, `stages` only determines the
+    estimated times: samples, steps and evaluations follow from the options.
     """
     if config.steps is not None:
         return _by_steps(config.steps, config, corpus, stages, samples_per_step, kinds)
@@ -181,7 +186,9 @@ def _by_steps(
         wanted = config.samples or max(2, math.ceil(steps * samples_per_step / EPOCHS))
         n_samples = max(n_samples, min(wanted, corpus.max_samples or wanted))
     train_s = steps * stages.step_s
-    evaluations = _evaluations(_EVALUATION_SHARE * train_s, stages, kinds)
+    times = max(1, min(_MAX_EVALUATIONS, steps // _STEPS_PER_EVALUATION))
+    per_kind = kinds.per_kind if steps >= _STEPS_PER_EVALUATION else 1
+    evaluations = EvaluationPlan(times, per_kind)
     return Schedule(
         n_samples,
         steps,
