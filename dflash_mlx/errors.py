@@ -33,6 +33,10 @@ class PairMismatch(DFlashError, ValueError):
     """A target and a draft that do not fit together."""
 
 
+class EngineBusy(DFlashError):
+    """An engine whose queue of requests is full."""
+
+
 class OutOfMemoryBudget(DFlashError, MemoryError):
     """KV cache rows that would exceed the memory budget of `CacheConfig`."""
 

@@ -8,7 +8,7 @@ import pytest
 
 from dflash_mlx.engine.closable_queue import ClosableQueue
 from dflash_mlx.engine.worker import Worker
-from dflash_mlx.errors import DFlashError
+from dflash_mlx.errors import DFlashError, EngineBusy
 
 
 def test_jobs_run_in_order_on_one_thread():
@@ -63,6 +63,115 @@ def test_a_program_that_does_not_close_the_worker_exits_cleanly():
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd="/")
     assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def steps_of(name, n_steps, order, result=None):
+    """A request of `n_steps` steps that notes each in `order`."""
+
+    def request():
+        for number in range(n_steps):
+            order.append(f"{name}{number}")
+            yield
+        return result
+
+    return request
+
+
+def serve_together(worker, *requests):
+    """Queue requests while the thread is busy, so that they start together."""
+    start = threading.Event()
+    worker.submit(start.wait)
+    futures = [worker.serve(request, threading.Event(), group) for request, group in requests]
+    start.set()
+    return [future.result(timeout=10) for future in futures]
+
+
+def test_requests_take_turns():
+    """A short answer waited for a 32,000-token prompt beside it."""
+    worker, order = Worker("test"), []
+    long, short = steps_of("long", 6, order, "L"), steps_of("short", 2, order, "S")
+    assert serve_together(worker, (long, 1), (short, 2)) == ["L", "S"]
+    assert order == ["long0", "short0", "long1", "short1", "long2", "long3", "long4", "long5"]
+    worker.close()
+
+
+def test_requests_of_one_session_run_one_after_the_other():
+    """The second turn needs the answer of the first."""
+    worker, order = Worker("test"), []
+    requests = [(steps_of(name, 2, order), name in "ab") for name in "abc"]
+    serve_together(worker, *requests)
+    assert order == ["a0", "c0", "a1", "c1", "b0", "b1"]
+    worker.close()
+
+
+def test_requests_above_the_limit_wait_in_order_of_arrival():
+    """With a hundred running requests all of them time out."""
+    worker, order = Worker("test", parallel=2), []
+    serve_together(worker, *((steps_of(name, 2, order), name) for name in "abcd"))
+    assert order == ["a0", "b0", "a1", "b1", "c0", "d0", "c1", "d1"]
+    worker.close()
+
+
+def test_a_request_that_fails_leaves_the_others_running():
+    """One bad request ended every running answer."""
+    worker, order = Worker("test"), []
+
+    def failing():
+        yield
+        raise ZeroDivisionError
+
+    future = worker.serve(failing, threading.Event(), "bad")
+    assert serve_together(worker, (steps_of("good", 3, order, 5), "good")) == [5]
+    with pytest.raises(ZeroDivisionError):
+        future.result(timeout=10)
+    worker.close()
+
+
+def test_jobs_run_between_the_steps_of_requests():
+    """A statistic that was asked for during a long answer came after it."""
+    worker = Worker("test")
+    running = threading.Event()
+
+    def request():
+        while not running.is_set():
+            yield
+
+    future = worker.serve(request, running, "group")
+    assert worker.run(lambda: 7) == 7
+    running.set()
+    future.result(timeout=10)
+    worker.close()
+
+
+def test_closing_cancels_requests_and_waits_for_their_end():
+    """Requests that waited when the engine closed hung their readers."""
+    worker = Worker("test", parallel=1)
+    cancels = [threading.Event(), threading.Event()]
+
+    def request(cancel):
+        while not cancel.is_set():
+            yield
+        return "cancelled"
+
+    futures = [worker.serve(lambda c=c: request(c), c, c) for c in cancels]
+    worker.close()
+    assert [future.result(timeout=10) for future in futures] == ["cancelled", "cancelled"]
+
+
+def test_a_full_queue_refuses_at_once(monkeypatch):
+    """A queue without a bound answers minutes after the client has gone."""
+    monkeypatch.setattr("dflash_mlx.engine.worker.MAX_WAITING", 2)
+    worker = Worker("test", parallel=1)
+    release = threading.Event()
+    worker.submit(release.wait)
+    order = []
+    futures = [worker.serve(steps_of(n, 1, order), threading.Event(), n) for n in "abc"]
+    with pytest.raises(EngineBusy, match="3 requests are running or waiting"):
+        worker.serve(steps_of("d", 1, order), threading.Event(), "d")
+    release.set()
+    for future in futures:
+        future.result(timeout=10)
+    worker.close()
 
 
 def test_a_queue_yields_its_values_before_its_error():
