@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dflash_mlx.errors import BadRequest, OutOfMemoryBudget
+from dflash_mlx.system.machine import this_machine
 from dflash_mlx.train.data.corpus import CorpusConfig, Shard
 from dflash_mlx.train.data.generation import GenerationLimits
 from dflash_mlx.train.data.samples import Sample
@@ -14,6 +15,7 @@ from dflash_mlx.train.loop.recipe import Recipe
 from dflash_mlx.train.model.shape import DraftOverrides
 from dflash_mlx.train.run.memory import MemoryModel, fit_to_memory
 from dflash_mlx.train.run.options import TrainConfig, resume_config
+from dflash_mlx.train.run.planning import memory_bound
 from dflash_mlx.train.run.probe import StageSeconds, median_seconds, probe_generation
 from dflash_mlx.train.run.schedule import (
     EPOCHS,
@@ -88,15 +90,13 @@ def test_with_steps_the_result_does_not_depend_on_measured_times(steps):
         assert (one.n_samples, one.steps) == (other.n_samples, other.steps)
 
 
-def test_with_steps_short_memory_keeps_the_anchors(target):
+def test_with_steps_the_recipe_does_not_depend_on_free_memory():
     """Other programs on the machine reduced the anchors, and with them changed the draft."""
-    step_memory = memory_model(target).step_memory
-    recipe = Recipe(steps=10, anchors=256)
-    short = int(step_memory(replace(recipe, checkpointing=True)).total / 0.9) + 1
-    found, _ = fit_to_memory(step_memory, recipe, short, keep_anchors=True)
-    assert found == replace(recipe, checkpointing=True)
-    with pytest.raises(OutOfMemoryBudget, match="--minutes instead of --steps"):
-        fit_to_memory(step_memory, recipe, short // 2, keep_anchors=True)
+    idle = replace(this_machine(), device="cpu", memory_bytes=16 * 10**9, usable_bytes=15 * 10**9)
+    busy = replace(idle, usable_bytes=2 * 10**9)
+    steps = config(steps=10)
+    assert memory_bound(steps, idle) == memory_bound(steps, busy) == 8 * 10**9
+    assert memory_bound(config(), busy) == 2 * 10**9
 
 
 def test_too_few_minutes_are_refused_with_the_minutes_needed():

@@ -56,13 +56,6 @@ def test_a_resumed_run_is_bitwise_equal_to_an_uninterrupted_one(tmp_path, stop):
     assert same(uninterrupted, again)
 
 
-def test_gradient_checkpointing_does_not_change_the_weights(tmp_path):
-    """Short memory turns it on, and must not change the result of a run with --steps."""
-    plain, _ = run(tmp_path / "a")
-    checkpointed, _ = run(tmp_path / "b", recipe=replace(RECIPE, checkpointing=True))
-    assert same(plain, checkpointed)
-
-
 def test_only_the_drafts_weights_change(tmp_path):
     """Embedding and head belong to the target."""
     draft = random_draft(tiny_target())

@@ -83,16 +83,12 @@ class MemoryModel:
 
 
 def fit_to_memory(
-    step_memory: Callable[[Recipe], StepMemory],
-    recipe: Recipe,
-    usable_bytes: int | None,
-    keep_anchors: bool = False,
+    step_memory: Callable[[Recipe], StepMemory], recipe: Recipe, usable_bytes: int | None
 ) -> tuple[Recipe, tuple[str, ...]]:
     """Return the recipe that fits into `usable_bytes`, and a description of each reduction.
 
-    First fewer anchors, then gradient checkpointing. None does not bound anything. Fewer anchors
-    change the trained weights and gradient checkpointing does not: `keep_anchors` allows only
-    the latter.
+    First fewer anchors, then gradient checkpointing. None does not bound anything. Both
+    change the trained weights: anchors by much, checkpointing by rounding.
 
     Raises:
         OutOfMemoryBudget: the smallest recipe does not fit.
@@ -100,21 +96,20 @@ def fit_to_memory(
     if usable_bytes is None:
         return recipe, ()
     room = int(usable_bytes * (1 - _RESERVE))
-    for candidate in _candidates(recipe, keep_anchors):
+    for candidate in _candidates(recipe):
         if step_memory(candidate).total <= room:
             return candidate, _reductions(recipe, candidate)
     smallest = step_memory(candidate)
-    remedy = "--minutes instead of --steps, which allows fewer blocks per sample, " * keep_anchors
     raise OutOfMemoryBudget(
         f"training needs at least {_gigabytes(smallest.total)}, of which the target takes "
-        f"{_gigabytes(smallest.target)}, and {_gigabytes(room)} are usable; choose {remedy}a "
-        "target with fewer bits, fewer --layers, or a smaller --max-seq-length"
+        f"{_gigabytes(smallest.target)}, and {_gigabytes(room)} are usable; choose a target with "
+        "fewer bits, fewer --layers, or a smaller --max-seq-length"
     )
 
 
-def _candidates(recipe: Recipe, keep_anchors: bool) -> Iterator[Recipe]:
+def _candidates(recipe: Recipe) -> Iterator[Recipe]:
     counts = [recipe.anchors]
-    while counts[-1] > _MIN_ANCHORS and not keep_anchors:
+    while counts[-1] > _MIN_ANCHORS:
         counts.append(max(_MIN_ANCHORS, counts[-1] // 2))
     for checkpointing in (recipe.checkpointing, True):
         yield from (replace(recipe, anchors=n, checkpointing=checkpointing) for n in counts)
