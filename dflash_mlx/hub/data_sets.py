@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from dflash_mlx.hub.errors import hub_errors
+from dflash_mlx.hub.listing import list_files
 
 
 def file_names(repository: str) -> list[str]:
@@ -12,10 +13,8 @@ def file_names(repository: str) -> list[str]:
         UnknownModel: there is no such data set.
         DownloadFailed: the hub cannot be reached.
     """
-    from huggingface_hub import HfApi
-
     with hub_errors(repository, None, kind="dataset"):
-        return HfApi().list_repo_files(repository, repo_type="dataset")
+        return [file.name for file in list_files(repository, None, kind="dataset")[1]]
 
 
 def cached_names(repository: str) -> list[str]:

@@ -1,11 +1,13 @@
 """Downloads files of one commit into the hub cache and resumes partial downloads.
 
-A blob is written to `<hash>.incomplete` and renamed after its hash is verified; huggingface_hub
-then links it into the snapshot. It must not decide which files or commit to download.
+A blob is written to `<hash>.incomplete`, renamed after its hash is verified, and linked into the
+snapshot. It must not decide which files or commit to download.
 """
 # We download blobs ourselves because huggingface_hub 2 deletes a partial file when a run ends.
 
 import hashlib
+import os
+import re
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from dflash_mlx.errors import DownloadFailed
 OnProgress = Callable[[int, int], None]
 """Called with the bytes present and the total bytes."""
 
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _TIMEOUT_S = 30.0
 """Seconds without data before a connection counts as lost: three times huggingface_hub's default,
 for slow connections."""
@@ -43,6 +46,20 @@ class Commit:
     def _home(self) -> Path:
         return self.cache / ("models--" + self.repository.replace("/", "--"))
 
+    @classmethod
+    def cached(cls, repository: str, revision: str | None, cache: Path) -> "Commit | None":
+        """Return the commit of a revision (None: the default branch) that the cache knows.
+
+        A branch is looked up in the cache's `refs`, which other tools also write.
+        """
+        name = revision or "main"
+        if not _COMMIT.fullmatch(name):
+            try:
+                name = (cls(repository, "", cache)._home / "refs" / name).read_text().strip()
+            except (OSError, ValueError):
+                return None
+        return cls(repository, name, cache) if _COMMIT.fullmatch(name) else None
+
     @property
     def snapshot(self) -> Path:
         """The folder with the files of this commit."""
@@ -63,6 +80,31 @@ class Commit:
     def missing_bytes(self, files: Iterable[RemoteFile]) -> int:
         """Return the bytes of `files` that are not in the cache."""
         return sum(file.n_bytes - self._present_bytes(file) for file in files)
+
+    def known_absent(self, name: str) -> bool:
+        """Return whether the cache records that the repository has no file of this name."""
+        return (self._no_exist / name).exists()
+
+    def record(self, branch: str | None, absent: Iterable[str]) -> None:
+        """Write what other tools look up: the commit of `branch`, and files that do not exist.
+
+        The default branch is recorded too if the cache has no entry for it.
+
+        Raises:
+            OSError: the cache cannot be written.
+        """
+        main = self._home / "refs" / "main"
+        if branch is not None or not main.exists():
+            ref = self._home / "refs" / (branch or "main")
+            ref.parent.mkdir(parents=True, exist_ok=True)
+            ref.write_text(self.sha)
+        for name in absent:
+            self._no_exist.mkdir(parents=True, exist_ok=True)
+            (self._no_exist / name).touch()
+
+    @property
+    def _no_exist(self) -> Path:
+        return self._home / ".no_exist" / self.sha
 
     def _present_bytes(self, file: RemoteFile) -> int:
         if (self.snapshot / file.name).exists() or self.blob(file).exists():
@@ -106,7 +148,6 @@ class DownloadJob:
             OSError: the disk is full, or the cache cannot be written.
             huggingface_hub.errors.HTTPError: the hub refused the request or cannot be reached.
         """
-        from huggingface_hub import hf_hub_download
         from huggingface_hub.utils import WeakFileLock
 
         self.on_progress(self.done, self.total)
@@ -119,10 +160,8 @@ class DownloadJob:
         with WeakFileLock(commit.lock(file)):
             if not blob.exists():
                 self._fetch_blob(file)
-        linked = hf_hub_download(
-            commit.repository, file.name, revision=commit.sha, cache_dir=commit.cache
-        )
-        return Path(linked)
+        _link(blob, target)
+        return target
 
     def _fetch_blob(self, file: RemoteFile) -> None:
         partial = self.commit.partial(file)
@@ -173,12 +212,29 @@ class DownloadJob:
                 self._count(-begun)
             # in the sizes they arrive: a larger chunk would be lost if the connection drops in it
             for chunk in response.iter_bytes():
+                if output.tell() + len(chunk) > file.n_bytes:
+                    _empty(output)
+                    raise DownloadFailed(
+                        f"the hub sent more than the {file.n_bytes} bytes that it lists for "
+                        f"{file.name}; check HF_ENDPOINT and run the command again"
+                    )
                 output.write(chunk)
                 self._count(len(chunk))
 
     def _count(self, n_bytes: int) -> None:
         self.done += n_bytes
         self.on_progress(self.done, self.total)
+
+
+def _link(blob: Path, target: Path) -> None:
+    """Make `target` show the content of `blob`, as a relative link like huggingface_hub's."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.symlink(os.path.relpath(blob, target.parent), target)
+    except FileExistsError:
+        pass  # another process was faster
+    except OSError:  # a file system without links
+        shutil.copyfile(blob, target)
 
 
 def _empty(output: BinaryIO) -> None:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from dflash_mlx.errors import DFlashError, DownloadFailed, UnknownModel
 from dflash_mlx.pairs import registry
+from dflash_mlx.system.foreign import reason
 
 
 @contextmanager
@@ -57,10 +58,17 @@ def hub_errors(
             "not complete in the hub cache; check the network and run the command again; "
             "downloaded data is kept"
         ) from error
+    except MemoryError:
+        raise
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        reason, remedy = ("the disk is full", "free some space") if full else (error, "fix that")
+        why, remedy = ("the disk is full", "free some space") if full else (error, "fix that")
         raise DownloadFailed(
-            f"{repository} could not be written to {constants.HF_HUB_CACHE} ({reason}); {remedy} "
+            f"{repository} could not be written to {constants.HF_HUB_CACHE} ({why}); {remedy} "
             "and run the command again; downloaded data is kept"
+        ) from error
+    except Exception as error:
+        raise DownloadFailed(
+            f"{constants.ENDPOINT} gave an answer for {repository} that cannot be used "
+            f"({reason(error)}); check HF_ENDPOINT and run the command again"
         ) from error

@@ -22,9 +22,20 @@ from dflash_mlx.hub.download import (
     spelled_bytes,
 )
 from dflash_mlx.hub.errors import hub_errors
-from dflash_mlx.hub.model_folder import CheckConfig, check_folder, is_complete
+from dflash_mlx.hub.listing import list_files
 from dflash_mlx.hub.pins import Pins
 from dflash_mlx.pairs import registry
+from dflash_mlx.pairs.model_files import (
+    CONFIG,
+    SIDE_FILES,
+    TOKENIZER_CONFIG,
+    CheckConfig,
+    check_folder,
+    is_small_file,
+    missing_files,
+    missing_side_files,
+    weights_among,
+)
 from dflash_mlx.system.installer import install_command
 from dflash_mlx.system.paths import is_there, typed_path
 
@@ -34,10 +45,6 @@ OnStep = Callable[[str], None]
 _LOG = logging.getLogger("dflash_mlx")
 _HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 _NO_HUB_ID = re.compile(r"--|\.\.|(^|/)[.-]|[.-](/|$)|\.git$")
-_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_SMALL_FILES = re.compile(
-    r"[^/]+\.(json|jinja|tiktoken)|(merges|vocab)\.txt|(tokenizer|tiktoken|spiece)[^/]*\.model"
-)
 
 
 @dataclass(frozen=True)
@@ -89,13 +96,13 @@ def resolve(
     check_hub_id(reference)
     log(f"{reference}: no local path of that name, looking in the hub cache")
     wanted = revision or pins.get(reference)
-    found = _cached(reference, wanted)
-    if found:
-        log(f"{reference}: complete in the hub cache at {found.name[:12]}")
-        check_folder(found, check_config)
-        resolved = Resolved(found, "cache", found.name)
+    hub = _Hub(reference, log, on_progress, check_config)
+    cached = _cached(reference, wanted, log)
+    if cached is None:
+        resolved = hub.fetch(wanted)
     else:
-        resolved = _Hub(reference, log, on_progress, check_config).fetch(wanted)
+        check_folder(cached.snapshot, check_config)
+        resolved = hub.complete(cached)
     if wanted is None and resolved.revision:
         _record(reference, resolved.revision, pins, log)
     return resolved
@@ -111,7 +118,7 @@ def find_here(reference: str, *, pins: Pins, revision: str | None = None) -> Res
     if not _HUB_ID.fullmatch(reference) or _NO_HUB_ID.search(reference):
         return None
     found = _cached(reference, revision or pins.get(reference))
-    return Resolved(found, "cache", found.name) if found else None
+    return Resolved(found.snapshot, "cache", found.sha) if found else None
 
 
 def find_packaged(reference: str) -> Path | None:
@@ -142,54 +149,67 @@ class _Hub:
         self.on_progress = on_progress
         self.check_config = check_config
 
+    def complete(self, commit: Commit) -> Resolved:
+        """Return a cached snapshot, after fetching side files that the cache may lack.
+
+        A snapshot that another tool wrote may lack files which the repository has. If the hub
+        cannot be asked, the snapshot is used as it is and the missing files are named.
+        """
+        absent = [
+            name for name in missing_side_files(commit.snapshot) if not commit.known_absent(name)
+        ]
+        if absent:
+            try:
+                return self.fetch(commit.sha)
+            except (DownloadFailed, UnknownModel) as error:
+                self.log(
+                    f"{self.repository}: the snapshot in the hub cache has no "
+                    f"{', '.join(absent)}, and the hub cannot be asked whether the model has them "
+                    f"({error}); using it without"
+                )
+        self.log(f"{self.repository}: complete in the hub cache at {commit.sha[:12]}")
+        return Resolved(commit.snapshot, "cache", commit.sha)
+
     def fetch(self, revision: str | None) -> Resolved:
+        """Download what is missing of a revision (None: the default branch)."""
         from huggingface_hub import constants
 
-        where = f" at {revision[:12]}" if revision else ""
-        self.log(f"{self.repository}: not complete in the hub cache, asking the hub{where}")
+        at = f" at {revision[:12]}" if revision else ""
+        self.log(f"{self.repository}: not complete in the hub cache, asking the hub{at}")
         with hub_errors(self.repository, revision):
-            sha, files = self._listing(revision)
-            small = [file for file in files if _SMALL_FILES.fullmatch(file.name)]
-            weights = _weight_files(files)
-            if not weights or not any(file.name == "config.json" for file in small):
+            sha, listed = list_files(self.repository, revision)
+            files = {file.name: file for file in listed}
+            small = [file for file in listed if is_small_file(file.name)]
+            weights = [files[name] for name in weights_among(files)]
+            if not weights or CONFIG not in files:
                 raise UnsupportedModel(
-                    f"{self.repository} has no config.json with safetensors ({_kinds(files)}); use "
+                    f"{self.repository} has no {CONFIG} with safetensors ({_kinds(listed)}); use "
                     "a repository with both, or download a .gguf file and give its path"
                 )
             commit = Commit(self.repository, sha, Path(constants.HF_HUB_CACHE))
             self._check_room(commit, small + weights)
             job = DownloadJob(commit, small + weights, self.on_progress)
-            for file in small:
+            # these two decide whether the model is refused, so they come before everything else
+            small.sort(key=lambda file: file.name not in (CONFIG, TOKENIZER_CONFIG))
+            for file in small[:2]:
                 job.fetch(file)
             check_folder(commit.snapshot, self.check_config)
-            for file in weights:
+            for file in small[2:] + weights:
                 job.fetch(file)
+        branch = None if revision == sha else revision or "main"
+        try:
+            commit.record(branch, [name for name in SIDE_FILES if name not in files])
+        except OSError as error:
+            self.log(f"{self.repository}: the hub cache has no record of {sha[:12]} ({error})")
         self.log(f"{self.repository}: complete at {sha[:12]}")
         return Resolved(commit.snapshot, "hub", sha)
 
-    def _listing(self, revision: str | None) -> tuple[str, list[RemoteFile]]:
-        from huggingface_hub import HfApi
-
-        info = HfApi().model_info(
-            self.repository, revision=revision, files_metadata=True, timeout=10.0
-        )
-        files = [
-            RemoteFile(
-                file.rfilename,
-                file.size or 0,
-                str(file.lfs.sha256 if file.lfs else file.blob_id),
-            )
-            for file in info.siblings or ()
-        ]
-        # both become file names in the cache, so only hashes are accepted
-        if not all(_HASH.fullmatch(name) for name in (str(info.sha), *(f.digest for f in files))):
-            raise DownloadFailed(
-                f"the listing of {self.repository} has no hashes, so it is not from a hub; check "
-                "HF_ENDPOINT"
-            )
-        return str(info.sha), files
-
     def _check_room(self, commit: Commit, files: list[RemoteFile]) -> None:
+        if not commit.cache.is_absolute():
+            raise DownloadFailed(
+                f"{self.repository} cannot be downloaded to {commit.cache}: this user has no home "
+                "folder; set HF_HOME to a folder for downloads"
+            )
         total, missing = sum(file.n_bytes for file in files), commit.missing_bytes(files)
         free = free_bytes(commit.cache)
         here = f", {spelled_bytes(total - missing)} already downloaded" if missing < total else ""
@@ -207,7 +227,7 @@ class _Hub:
 def _check_local(path: Path, check_config: CheckConfig) -> None:
     if path.is_dir():
         check_folder(path, check_config)
-    elif path.suffix != ".gguf":
+    elif path.suffix.lower() != ".gguf":
         raise UnknownModel(
             f"{path} is not a .gguf file; give a .gguf file or a folder with config.json"
         )
@@ -244,21 +264,23 @@ def check_hub_id(reference: str) -> None:
     )
 
 
-def _cached(repository: str, revision: str | None) -> Path | None:
-    """Return the snapshot in the hub cache if it is complete; no network access."""
-    from huggingface_hub import try_to_load_from_cache
+def _cached(
+    repository: str, revision: str | None, log: OnStep = lambda text: None
+) -> Commit | None:
+    """Return the commit in the hub cache if it is complete; no network access."""
+    from huggingface_hub import constants
 
-    config = try_to_load_from_cache(repository, "config.json", revision=revision)
-    if not isinstance(config, str):
+    commit = Commit.cached(repository, revision, Path(constants.HF_HUB_CACHE))
+    if commit is None or not is_there(commit.snapshot / CONFIG):
         return None
-    folder = Path(config).parent
-    return folder if is_complete(folder) else None
-
-
-def _weight_files(files: list[RemoteFile]) -> list[RemoteFile]:
-    """Return the safetensors that mlx-lm would load; all of them if none has its usual name."""
-    flat = [file for file in files if re.fullmatch(r"[^/]+\.safetensors", file.name)]
-    return [file for file in flat if file.name.startswith("model")] or flat
+    try:
+        missing = missing_files(commit.snapshot)
+    except (BadCheckpoint, OSError) as error:
+        log(f"{repository}: {error}")
+        return None
+    if missing:
+        log(f"{repository}: the snapshot in the hub cache lacks {', '.join(missing[:8])}")
+    return None if missing else commit
 
 
 def _kinds(files: list[RemoteFile]) -> str:

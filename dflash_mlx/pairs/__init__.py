@@ -6,6 +6,7 @@ It must not know the network or weights.
 __all__ = [
     "converted",
     "manifest",
+    "model_files",
     "pairing",
     "registry",
 ]

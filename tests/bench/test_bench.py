@@ -324,7 +324,7 @@ def test_a_cached_data_set_makes_no_request(tmp_path, monkeypatch):
     brought.write_text('{"question": "one"}')
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(tmp_path))
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda _, name, **__: tmp_path / name)
-    monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("dflash_mlx.hub.data_sets.list_files", lambda *_, **__: 1 / 0)
     assert [prompt.text for prompt in data_set("gsm8k", 3)] == ["one"]
 
 

@@ -92,25 +92,89 @@ def test_a_stated_revision_is_not_recorded(stub: HubStub, pins: Pins) -> None:
     assert not pins.file.exists()
 
 
-def test_the_commit_in_another_tools_cache_is_recorded(stub: HubStub, pins: Pins) -> None:
-    """Another tool moves refs/main, which must not change the model that runs."""
+def other_tools_cache(names: set[str], ref: str = COMMIT) -> Path:
+    """Fill the hub cache as another tool does, with some of the repository's files."""
     home = Path(huggingface_hub.constants.HF_HUB_CACHE) / "models--org--model"
     snapshot = home / "snapshots" / COMMIT
     snapshot.mkdir(parents=True)
     (home / "refs").mkdir()
-    (home / "refs" / "main").write_text(COMMIT)
-    (snapshot / "config.json").write_bytes(CONFIG)
-    (snapshot / "model.safetensors").write_bytes(WEIGHTS)
-    assert resolve("org/model", pins=pins).source == "cache"
+    (home / "refs" / "main").write_text(ref)
+    for name in names:
+        (snapshot / name).write_bytes(FILES[name])
+    return snapshot
+
+
+def test_the_commit_in_another_tools_cache_is_recorded(stub: HubStub, pins: Pins) -> None:
+    """Another tool moves refs/main, which must not change the model that runs."""
+    other_tools_cache(WANTED, ref=f"{COMMIT}\n")
+    assert resolve("org/model", pins=pins).revision == COMMIT
     assert pins.get("org/model") == COMMIT
+
+
+def test_missing_side_files_of_a_cached_model_are_fetched_once(stub: HubStub, pins: Pins) -> None:
+    """Without generation_config.json a model decoded greedily and missed an end token."""
+    stub.repositories["org/model"]["generation_config.json"] = b"{}"
+    snapshot = other_tools_cache(WANTED - {"chat_template.jinja"})
+    resolve("org/model", pins=pins)
+    assert (snapshot / "generation_config.json").exists()
+    assert (snapshot / "chat_template.jinja").exists()
+    assert not (snapshot / "tokenizer_config.json").exists()  # the repository has none
+    stub.requests.clear()
+    assert resolve("org/model", pins=pins).source == "cache"
     assert stub.requests == []
+
+
+def test_a_cached_model_without_side_files_runs_offline_with_a_line(
+    stub: HubStub, pins: Pins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that is on the disk must load without a network."""
+    other_tools_cache(WANTED - {"chat_template.jinja"})
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    steps: list[str] = []
+    assert resolve("org/model", pins=pins, on_step=steps.append).source == "cache"
+    assert any("has no generation_config.json" in step for step in steps)
+
+
+def test_a_cached_model_without_tokenizer_is_incomplete(stub: HubStub, pins: Pins) -> None:
+    """A snapshot without tokenizer counted as complete and failed to load."""
+    snapshot = other_tools_cache(WANTED - {"tokenizer.json"})
+    steps: list[str] = []
+    assert resolve("org/model", pins=pins, on_step=steps.append).source == "hub"
+    assert (snapshot / "tokenizer.json").exists()
+    assert any("lacks tokenizer.json" in step for step in steps)
+
+
+def test_a_download_is_found_by_other_tools_and_by_other_users(stub: HubStub, pins: Pins) -> None:
+    """Without refs/main only this user's settings knew the commit of the snapshot."""
+    found = resolve("org/model", pins=pins)
+    snapshot = huggingface_hub.snapshot_download(
+        "org/model", cache_dir=huggingface_hub.constants.HF_HUB_CACHE, local_files_only=True
+    )
+    assert Path(snapshot) == found.path
+    stub.requests.clear()
+    other_user = Pins(pins.folder / "other")
+    assert resolve("org/model", pins=other_user) == Resolved(found.path, "cache", COMMIT)
+    assert stub.requests == []
+
+
+def test_a_download_at_a_commit_keeps_the_default_branch_of_the_cache(
+    stub: HubStub, pins: Pins
+) -> None:
+    """A card's commit must not move the branch that another tool follows."""
+    home = Path(huggingface_hub.constants.HF_HUB_CACHE) / "models--org--model"
+    (home / "refs").mkdir(parents=True)
+    (home / "refs" / "main").write_text("d" * 40)
+    resolve("org/model", revision=COMMIT, pins=pins)
+    assert (home / "refs" / "main").read_text() == "d" * 40
 
 
 @pytest.mark.parametrize("shards", [1, 2])
 def test_missing_shards_are_downloaded(stub: HubStub, pins: Pins, shards: int) -> None:
     """An interrupted download counted as a complete model."""
     names = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
-    files = {"config.json": CONFIG} | {name: name.encode() for name in names}
+    files = {"config.json": CONFIG, "tokenizer.json": b"{}"} | {
+        name: name.encode() for name in names
+    }
     if shards == 2:
         index = {"weight_map": {"a": names[0], "b": names[1]}}
         files["model.safetensors.index.json"] = json.dumps(index).encode()
@@ -253,6 +317,26 @@ def test_code_of_a_known_architecture_is_ignored(
     """Published drafts have an `auto_map` that they do not need."""
     stub.repositories["org/model"]["config.json"] = json.dumps(config).encode()
     assert resolve("org/model", pins=pins).source == "hub"
+
+
+def test_a_tokenizer_made_of_code_is_refused_before_anything_else(
+    stub: HubStub, pins: Pins
+) -> None:
+    """transformers asked on stdin whether to run such code, and ran it after a "y"."""
+    config = {"auto_map": {"AutoTokenizer": ["org/model--evil.Evil", None]}}
+    stub.repositories["org/model"]["tokenizer_config.json"] = json.dumps(config).encode()
+    with pytest.raises(UnsupportedModel, match=r"tokenizer_config\.json has auto_map .*never run"):
+        resolve("org/model", pins=pins)
+    fetched = {request.rpartition("/")[2] for request in stub.requests if "resolve" in request}
+    assert fetched == {"config.json", "tokenizer_config.json"}
+
+
+def test_a_local_tokenizer_made_of_code_is_refused(pins: Pins, tmp_path: Path) -> None:
+    """The same in a local folder."""
+    (tmp_path / "config.json").write_bytes(CONFIG)
+    (tmp_path / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": "e.E"}}')
+    with pytest.raises(UnsupportedModel, match="auto_map"):
+        resolve(str(tmp_path), pins=pins)
 
 
 def test_the_configuration_check_runs_before_the_weights(stub: HubStub, pins: Pins) -> None:

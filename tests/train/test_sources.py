@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dflash_mlx.errors import BadRequest, DownloadFailed, UnknownModel
+from dflash_mlx.hub.download import RemoteFile
 from dflash_mlx.train.data.sources import read_source
 
 
@@ -131,7 +132,10 @@ def hub(tmp_path, monkeypatch):
         return written(tmp_path, Path(name).name, [{"prompt": f"{name} {n}"} for n in range(2)])
 
     names = ["README.md", "data/test.jsonl", "data/train-1.jsonl", "data/train-2.jsonl"]
-    monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", lambda self, *_, **__: names)
+    monkeypatch.setattr(
+        "dflash_mlx.hub.data_sets.list_files",
+        lambda *_, **__: ("", [RemoteFile(name, 0, "") for name in names]),
+    )
     monkeypatch.setattr("huggingface_hub.hf_hub_download", bring)
     return downloaded, names
 
@@ -162,10 +166,10 @@ def test_a_gated_data_set_names_its_page(hub, monkeypatch):
     """The message gave the address of a model."""
     from huggingface_hub.errors import GatedRepoError
 
-    def gated(self, *given, **named):
+    def gated(*given, **named):
         raise GatedRepoError.__new__(GatedRepoError)  # its arguments belong to the hub
 
-    monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", gated)
+    monkeypatch.setattr("dflash_mlx.hub.data_sets.list_files", gated)
     with pytest.raises(DownloadFailed, match=r"licence at https?://[^/]+/datasets/org/data,"):
         read_source("org/data")
 
