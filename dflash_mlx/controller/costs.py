@@ -101,8 +101,8 @@ class CostCurve:
 class LiveCosts:
     """Current costs of rounds of 1 to `max_block_size` tokens. Lives as long as the pair.
 
-    The state is a log correction to the curve for every block size, jointly Gaussian, and the
-    filter is a Kalman filter for a random walk: one round updates every block size as far as
+    The state of the Kalman filter is a log correction to the curve for every block size, jointly
+    Gaussian, with process noise and without dynamics: one round updates every block size as far as
     their errors are correlated. A machine that slows down while it drafts makes plain steps more
     expensive too, and the next plain step corrects the estimate for all block sizes. Nothing is
     assumed about the shape of the curve: matrix kernels have cliffs between two block sizes, so
