@@ -9,12 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from dflash_mlx.errors import BadRequest, DFlashError
+from dflash_mlx.errors import BadRequest
 from dflash_mlx.hub.data_file import ENDINGS, read_rows
 from dflash_mlx.hub.data_sets import cached_names, download_file, file_names
+from dflash_mlx.system.foreign import reading
 from dflash_mlx.system.paths import typed_path
 
 KINDS = ("chat", "code", "arithmetic", "lists", "translation", "structured")
@@ -22,6 +24,10 @@ LONG = "long document"
 
 _FIELDS = ("prompt", "question", "text")
 """Fields of the objects in a user's file that may contain the prompt, in order of preference."""
+
+
+_MAX_CHARACTERS = 2**23
+"""Longest prompt: 8 million characters, about two million tokens, above every context length."""
 
 
 @dataclass(frozen=True)
@@ -110,13 +116,10 @@ def _from_file(file: Path, kind: str, fields: Sequence[str], count: int) -> list
     Raises:
         BadRequest: it cannot be read, or contains no prompts.
     """
-    needed = f"it needs a text a line, or objects with a field {' or '.join(fields)}"
-    try:
-        texts = [text for row in read_rows(file) if (text := _text(row, fields))]
-    except DFlashError:
-        raise
-    except (OSError, ValueError) as error:
-        raise BadRequest(f"{file} cannot be read as prompts ({error}); {needed}") from error
+    needed = f"it needs one text per line, or objects with a field {' or '.join(fields)}"
+    with reading(file, "prompts", needed, BadRequest):
+        found = (text for row in read_rows(file) if (text := _text(row, fields)))
+        texts = list(islice(found, max(count, 1)))
     if not texts:
         raise BadRequest(f"{file} contains no prompts; {needed}")
     return [BenchPrompt(kind, text) for text in texts[:count]]
@@ -124,14 +127,13 @@ def _from_file(file: Path, kind: str, fields: Sequence[str], count: int) -> list
 
 def _text(row: Any, fields: Sequence[str]) -> str:
     """Return the prompt of a row: the row itself, or its first field that is a text."""
-    if isinstance(row, str):
-        return row.strip()
-    if not isinstance(row, dict):
+    if isinstance(row, dict):
+        values = (row.get(field) for field in fields)
+        firsts = (value[0] if isinstance(value, list) and value else value for value in values)
+        row = next((text for text in firsts if isinstance(text, str) and text.strip()), "")
+    if not isinstance(row, str):
         return ""
-    for field in fields:
-        value = row.get(field)
-        if isinstance(value, list) and value:
-            value = value[0]
-        if isinstance(value, str) and value.strip():
-            return value.strip()
-    return ""
+    if len(row) > _MAX_CHARACTERS:
+        raise ValueError(f"a prompt has {len(row)} characters, more than {_MAX_CHARACTERS}")
+    row.encode("utf-8")  # a lone surrogate, which no tokenizer accepts, fails here
+    return row.strip()

@@ -15,6 +15,13 @@ ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 """Suffixes of data files. A local file with another suffix is text with one row per line."""
 
 
+_MAX_FILE = 2**30
+"""Characters of a .json file, decompressed: 1 GiB; the parsed values take several times as much."""
+
+_MAX_LINE = 2**26
+"""Characters of one line: 64 MiB. A damaged or hostile .gz file can contain one endless line."""
+
+
 def read_rows(file: Path) -> Iterator[Any]:
     """Yield the rows of `file`; its suffix selects the format, and blank lines are skipped.
 
@@ -39,12 +46,17 @@ def _lines(file: Path, name: str) -> Iterator[Any]:
         else file.open(encoding="utf-8") as lines
     ):
         if name.endswith(".json"):
-            values = json.load(lines)
+            text = lines.read(_MAX_FILE + 1)
+            if len(text) > _MAX_FILE:
+                raise ValueError(f"it has more than {_MAX_FILE} characters; use .jsonl")
+            values = json.loads(text)
             yield from values if isinstance(values, list) else [values]
-        elif name.endswith(".jsonl"):
-            yield from (json.loads(line) for line in lines if line.strip())
-        else:
-            yield from (line for line in lines if line.strip())
+            return
+        while line := lines.readline(_MAX_LINE + 1):
+            if len(line) > _MAX_LINE:
+                raise ValueError(f"a line has more than {_MAX_LINE} characters")
+            if line.strip():
+                yield json.loads(line) if name.endswith(".jsonl") else line
 
 
 def _parquet(file: Path) -> Iterator[Any]:

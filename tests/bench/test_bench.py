@@ -1,5 +1,6 @@
 """The benchmark: comparison of texts, figures, reports, and interrupted runs."""
 
+import gzip
 import json
 import math
 from dataclasses import replace
@@ -308,13 +309,42 @@ def test_a_line_of_json_ends_where_the_line_does(tmp_path):
     assert [prompt.text for prompt in data_set(str(tmp_path / "set.jsonl"), 9)] == ["one\u2028two"]
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '[{"nothing": 1}]', ""])
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", '[{"nothing": 1}]', "", "[" * 200_000, '["\\ud800"]', "[1e999, {}, [[]]]"],
+    ids=lambda text: text[:20],
+)
 def test_an_unreadable_data_set_is_refused_in_one_line(tmp_path, text):
     """A traceback of the JSON module does not tell the user what is needed."""
     file = tmp_path / "set.json"
     file.write_text(text)
-    with pytest.raises(BadRequest, match=r"set\.json .*; it needs a text a line"):
+    with pytest.raises(BadRequest, match=r"set\.json.*; it needs one text per line"):
         data_set(str(file), 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "contents"),
+    [
+        ("set.jsonl.gz", gzip.compress(b'{"prompt": "one"}\n')[:-9]),
+        ("set.json.gz", b"\x1f\x8b\x08\x00garbage"),
+        ("set.jsonl", b'{"prompt": "\xff"}'),
+        ("set.txt", b"x" * (2**23 + 1)),
+    ],
+    ids=["truncated", "not gzip", "not UTF-8", "too long"],
+)
+def test_a_damaged_data_set_is_refused_in_one_line(tmp_path, name, contents):
+    """zlib, gzip and codecs raise types of their own, which ended in a traceback."""
+    (tmp_path / name).write_bytes(contents)
+    with pytest.raises(BadRequest, match="cannot be read") as refused:
+        data_set(str(tmp_path / name), 3)
+    assert "\n" not in str(refused.value)
+
+
+def test_only_the_requested_prompts_are_read(tmp_path):
+    """A data set of many gigabytes was read whole for two prompts."""
+    file = tmp_path / "set.jsonl"
+    file.write_text('{"prompt": "one"}\n{"prompt": "two"}\nnot JSON\n')
+    assert [prompt.text for prompt in data_set(str(file), 2)] == ["one", "two"]
 
 
 def test_a_cached_data_set_makes_no_request(tmp_path, monkeypatch):
