@@ -15,6 +15,7 @@ from dflash_mlx.convert.plan.packed_source import DequantizedRows
 from dflash_mlx.convert.tensors import FLOATS, Rows, chunks, item_bytes, numbers, row_width, to_mlx
 from dflash_mlx.convert.workers import run_all
 from dflash_mlx.errors import BadCheckpoint
+from dflash_mlx.system.foreign import shorten
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def check_names(job: ConversionJob, folder: Path) -> dict[str, Rows]:
         part, rows = wanted.get(name), written.get(name)
         if not part or not rows or (part.dtype, part.shape) != (rows.dtype, rows.shape):
             raise BadCheckpoint(
-                f"{folder}: {name} has the shape {rows and rows.shape} and needs "
+                f"{folder}: {shorten(name)} has the shape {rows and rows.shape} and needs "
                 f"{part and part.shape}; another program changed the folder, convert again with "
                 "--force"
             )
@@ -68,7 +69,7 @@ def measure_errors(
 
     def work(piece: tuple[PlannedTensor, Rows, int, int]) -> None:
         output, result, start, stop = piece
-        found = _difference(output, result, start, stop)
+        found = _difference(output, result, start, stop, job.source.name)
         with lock:
             sums[output.name].append(found)
             advance((stop - start) * row_width(output.rows.shape) * item_bytes(output.rows.dtype))
@@ -100,21 +101,21 @@ def _result_rows(output: PlannedTensor, written: dict[str, Rows]) -> Rows:
 
 
 def _difference(
-    output: PlannedTensor, result: Rows, start: int, stop: int
+    output: PlannedTensor, result: Rows, start: int, stop: int, source: str
 ) -> tuple[float, float, float]:
     """Return the sums of squares of difference and source, and the largest difference."""
     ours, theirs = output.rows.read(start, stop), result.read(start, stop)
     if output.rows.dtype == result.dtype and output.quantization is None:
         if ours.tobytes() != theirs.tobytes():
             raise BadCheckpoint(
-                f"{output.name} reads back differently between rows {start} and {stop}; the disk "
-                "fails or is full, check it and convert again with --force"
+                f"{source}: {output.name} reads back differently between rows {start} and {stop}; "
+                "the disk fails or is full, check it and convert again with --force"
             )
         if output.rows.dtype not in FLOATS:
             return 0.0, 0.0, 0.0
-    source = to_mlx(ours, output.rows.dtype).astype(mx.float32)
-    off = to_mlx(theirs, result.dtype).astype(mx.float32) - source
-    squares = [mx.square(off).sum(), mx.square(source).sum(), mx.abs(off).max()]
+    exact = to_mlx(ours, output.rows.dtype).astype(mx.float32)
+    off = to_mlx(theirs, result.dtype).astype(mx.float32) - exact
+    squares = [mx.square(off).sum(), mx.square(exact).sum(), mx.abs(off).max()]
     difference, size, largest = numbers(squares)
     return difference, size, largest
 

@@ -23,7 +23,6 @@ from dflash_mlx.convert.tensors import CHUNK_BYTES, FLOAT_NAMES, Rows, n_bytes
 from dflash_mlx.convert.workers import N_WORKERS
 from dflash_mlx.errors import BadCheckpoint
 from dflash_mlx.models.draft.config import DraftConfig
-from dflash_mlx.models.draft.config_file import read_draft_config
 from dflash_mlx.system.foreign import reading
 
 _BASE_BYTES = 170_000_000
@@ -88,10 +87,7 @@ def plan_job(
         BadCheckpoint: tensors are missing, unexpected or misshapen.
         UnsupportedModel: the family is not supported.
     """
-    draft = None
-    if source.is_draft:
-        with reading(source.name, "its config.json", "download it again"):
-            draft = read_draft_config(source.config, source.name)
+    draft = source.draft_config() if source.is_draft else None
     layout = _layout(source, draft)
     tied = bool(source.config.get("tie_word_embeddings")) and draft is None
     settings = source.quantization

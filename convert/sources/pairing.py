@@ -8,7 +8,6 @@ from dflash_mlx.convert.sources.location import SourceLocation, locate
 from dflash_mlx.convert.sources.source import ModelSource, open_source
 from dflash_mlx.errors import BadRequest
 from dflash_mlx.loading.compatibility import check_pair, configured_dimensions
-from dflash_mlx.models.draft.config_file import read_draft_config
 from dflash_mlx.pairs import registry
 from dflash_mlx.pairs.manifest import DRAFT_FOLDER, FILE
 
@@ -73,7 +72,7 @@ def _check_sources(sources: Sequence[ModelSource]) -> None:
             "the target first and its draft with --draft"
         )
     check_pair(
-        read_draft_config(draft.config, draft.name),
+        draft.draft_config(),
         configured_dimensions(target.config, target.name),
         draft.name,
         target.name,

@@ -15,7 +15,8 @@ from dflash_mlx.convert.sources.location import SourceLocation
 from dflash_mlx.convert.tensors import Rows
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
 from dflash_mlx.hub.download import spelled_bytes
-from dflash_mlx.models.draft.config_file import is_draft_config
+from dflash_mlx.models.draft.config import DraftConfig
+from dflash_mlx.models.draft.config_file import is_draft_config, read_draft_config
 from dflash_mlx.system.foreign import quoted, reading
 from dflash_mlx.system.json_file import read_json
 
@@ -71,6 +72,16 @@ class ModelSource:
             mode = entry["quant_method"]
             return {"group_size": _MX_GROUP_SIZE, "bits": int(mode[-1]), "mode": mode}
         return dict(entry)
+
+    def draft_config(self) -> DraftConfig:
+        """Return the configuration of a draft.
+
+        Raises:
+            BadCheckpoint: a key is missing or has an impossible value.
+            UnsupportedModel: the draft is of another kind.
+        """
+        with reading(self.name, "its config.json", "download it again"):
+            return read_draft_config(self.config, self.name)
 
     def described(self) -> str:
         """Return kind, form, family and size in one line."""

@@ -104,7 +104,7 @@ def read_file(path: Path) -> dict[str, Rows]:
             f"{install_command('torch>=2.4')}; or use a safetensors build of the model"
         ) from error
     file = File(path)
-    storages = _storages(path, file)
+    storages = archive_storages(path)
     state = _load(path)
     state = state.get("state_dict", state) if isinstance(state, dict) else state
     if not isinstance(state, dict) or not all(torch.is_tensor(item) for item in state.values()):
@@ -189,7 +189,7 @@ def _map_address(
     return None
 
 
-def _storages(path: Path, file: File) -> dict[int, int]:
+def archive_storages(path: Path) -> dict[int, int]:
     """Return the size of every storage of an archive by its position in the file.
 
     torch's format is a zip archive whose entries `.../data/N` are storages, uncompressed. A file
@@ -201,7 +201,7 @@ def _storages(path: Path, file: File) -> dict[int, int]:
     """
     if not zipfile.is_zipfile(path):
         return {}
-    storages = {}
+    storages, file = {}, File(path)
     with reading(path, "the archive of PyTorch tensors", _REMEDY):
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()

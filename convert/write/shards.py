@@ -57,14 +57,15 @@ def write_weights(job: ConversionJob, work: WorkFolder, watch: ProgressCallback)
         if key in work.finished:
             advance(sum(n_bytes(item.rows.dtype, item.rows.shape) for item in shard.outputs))
         else:
-            work.finish(key, write_shard(shard, folder, advance))
+            work.finish(key, write_shard(shard, folder, advance, job.source.name))
         watch(ConversionProgress("shard", number, len(job.plan.shards), shard.name))
 
 
-def write_shard(shard: ShardPlan, folder: Path, advance: Callable[[int], None]) -> str:
+def write_shard(shard: ShardPlan, folder: Path, advance: Callable[[int], None], source: str) -> str:
     """Write one file, wait until it is on the disk, and return its SHA-256 as read back.
 
-    `advance` is called with the number of source bytes that were processed.
+    `advance` is called with the number of source bytes that were processed; `source` is the
+    source's name in errors.
 
     Raises:
         BadCheckpoint: a weight holds NaN or infinity.
@@ -79,7 +80,9 @@ def write_shard(shard: ShardPlan, folder: Path, advance: Callable[[int], None]) 
 
         def work(piece: _Piece) -> None:
             output, position, start, stop = piece
-            for part, rows in zip(output.parts, stored_rows(output, start, stop), strict=True):
+            for part, rows in zip(
+                output.parts, stored_rows(output, start, stop, source), strict=True
+            ):
                 row_bytes = part.n_bytes // max(1, row_count(part.shape))
                 offset = position + start * row_bytes
                 _write(descriptor, np.ascontiguousarray(rows).data, offset)
@@ -97,7 +100,7 @@ def write_shard(shard: ShardPlan, folder: Path, advance: Callable[[int], None]) 
     return sha256
 
 
-def stored_rows(output: PlannedTensor, start: int, stop: int) -> list[Carrier]:
+def stored_rows(output: PlannedTensor, start: int, stop: int, source: str) -> list[Carrier]:
     """Return rows `start` to `stop` of every part of an output, cast and quantized.
 
     Raises:
@@ -106,8 +109,8 @@ def stored_rows(output: PlannedTensor, start: int, stop: int) -> list[Carrier]:
     values = output.rows.read(start, stop)
     if not is_finite(values, output.rows.dtype):
         raise BadCheckpoint(
-            f"{output.name} contains NaN or infinity between rows {start} and {stop}; the "
-            "checkpoint is damaged, download it again or ask its author"
+            f"{source}: {output.name} contains NaN or infinity between rows {start} and {stop}; "
+            "the checkpoint is damaged, download it again or ask its author"
         )
     if output.quantization is None and output.dtype == output.rows.dtype:
         return [values]
@@ -119,7 +122,8 @@ def stored_rows(output: PlannedTensor, start: int, stop: int) -> list[Carrier]:
     for part, made in zip(output.parts, parts, strict=True):
         if not is_finite(made, part.dtype):
             raise BadCheckpoint(
-                f"{output.name} has values outside the range of {part.dtype}; use --dtype bfloat16"
+                f"{source}: {output.name} has values outside the range of {part.dtype}; use "
+                "--dtype bfloat16"
             )
     return parts
 

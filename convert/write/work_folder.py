@@ -101,6 +101,7 @@ class WorkFolder:
             self.finished = {
                 line["file"]: line["sha256"] for line in lines[1:] if self._is_finished(line)
             }
+            self._remove_unfinished()
             journal.truncate(end)
             return
         _remove(self.path)
@@ -114,7 +115,17 @@ class WorkFolder:
         if not name or name.startswith("/") or ".." in name.split("/") or "\0" in name:
             return False
         path = self.path / name
-        return path.is_file() and file_hash(path) == sha256
+        inside = path.resolve() == self.path.resolve() / name  # false for links
+        return inside and path.is_file() and file_hash(path) == sha256
+
+    def _remove_unfinished(self) -> None:
+        """Remove everything from the partial folder except the finished files."""
+        for path in sorted(self.path.rglob("*"), reverse=True):
+            if path.is_dir() and not path.is_symlink():
+                if not any(path.iterdir()):
+                    path.rmdir()
+            elif str(path.relative_to(self.path)) not in self.finished:
+                path.unlink()
 
     def _append(self, line: dict[str, str]) -> None:
         assert self._journal is not None

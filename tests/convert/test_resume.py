@@ -218,3 +218,98 @@ def test_signal_handlers_are_unchanged(tmp_path):
     before = signal.getsignal(signal.SIGINT)
     run(draft_folder(tmp_path / "source"), tmp_path / "out")
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def interrupted(tmp_path):
+    """Leave a conversion interrupted after its first of two files; return its source."""
+    source = draft_folder(tmp_path / "source")
+
+    def stop(report: ConversionProgress) -> None:
+        if report.phase == "shard":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_watched(source, tmp_path / "out", stop)
+    return source
+
+
+DAMAGED = {
+    "text": b"garbage",
+    "a line of text": b"garbage\n",
+    "other bytes than UTF-8": b"\xff\xfe\n",
+    "a list": b"[1]\n",
+    "a number as fingerprint": b'{"fingerprint": 3}\n',
+    "no fingerprint": b'{"file": "model.safetensors", "sha256": "x"}\n',
+    "deep nesting": b"[" * 200_000 + b"\n",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+@pytest.mark.parametrize("partial", ["folder", "file", "link", "none"])
+def test_a_damaged_journal_never_blocks(tmp_path, damage, partial):
+    """A damaged journal ended every later conversion in a traceback, --force included."""
+    source = draft_folder(tmp_path / "source")
+    (tmp_path / ".out.journal").write_bytes(DAMAGED[damage])
+    leftover = tmp_path / ".out.partial"
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/letter.txt").write_text("dear")
+    if partial == "folder":
+        leftover.mkdir()
+        (leftover / "stray.txt").write_text("not of this conversion")
+    elif partial == "file":
+        leftover.write_text("a file")
+    elif partial == "link":
+        leftover.symlink_to(tmp_path / "elsewhere")
+    run_watched(source, tmp_path / "out", lambda report: None)
+    assert not (tmp_path / "out/stray.txt").exists()
+    assert (tmp_path / "elsewhere/letter.txt").exists()
+    assert not (tmp_path / ".out.journal").exists()
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "a folder", "a link", "deleted"])
+def test_a_damaged_finished_file_is_written_again(tmp_path, damage):
+    """A finished file was trusted by its name, and its old hash went into the pair card."""
+    source = interrupted(tmp_path)
+    path = tmp_path / ".out.partial/model-00001-of-00002.safetensors"
+    raw = path.read_bytes()
+    if damage == "flipped":
+        path.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    elif damage == "cut":
+        path.write_bytes(raw[:-1])
+    else:
+        path.unlink()
+    if damage == "a folder":
+        path.mkdir()
+    elif damage == "a link":
+        (tmp_path / "copy").write_bytes(raw)
+        path.symlink_to(tmp_path / "copy")
+    run_watched(source, tmp_path / "out", lambda report: None)
+    assert (tmp_path / "out" / path.name).read_bytes() == raw
+    assert not (tmp_path / "out" / path.name).is_symlink()
+
+
+def test_files_that_the_journal_does_not_list_are_removed(tmp_path):
+    """A stray file in the partial folder became part of the output."""
+    source = interrupted(tmp_path)
+    (tmp_path / ".out.partial/stray.txt").write_text("not of this conversion")
+    (tmp_path / ".out.partial/stray").mkdir()
+    run_watched(source, tmp_path / "out", lambda report: None)
+    assert not (tmp_path / "out/stray.txt").exists()
+    assert not (tmp_path / "out/stray").exists()
+
+
+@pytest.mark.parametrize("name", [".out.journal", ".out.partial"])
+def test_what_cannot_be_replaced_is_named_for_deletion(tmp_path, name):
+    """A folder in place of the journal, or a folder of another user, gave a traceback."""
+    source = draft_folder(tmp_path / "source")
+    (tmp_path / name).mkdir()
+    if name == ".out.partial":
+        (tmp_path / name / "inner").mkdir()
+        (tmp_path / name / "inner/file").write_text("x")
+        (tmp_path / name / "inner").chmod(0o500)
+        if os.access(tmp_path / name / "inner", os.W_OK):
+            pytest.skip("root may delete everything")
+    with pytest.raises(BadRequest, match="delete"):
+        run(source, tmp_path / "out")
+    (tmp_path / name / "inner").chmod(0o700) if name == ".out.partial" else None
