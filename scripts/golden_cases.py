@@ -141,7 +141,7 @@ CASES = (
     Case(
         "full_tied",
         "the head that is the embedding, one tap, block 10",
-        published("ff", 10, taps=(3,), tie_word_embeddings=True),
+        published("ff", 10, layer_ids=(3,), tie_word_embeddings=True),
         ((9, 10), (1, 10), (10, 10), (4, 10), (1, 2)),
         tied=True,
     ),
@@ -166,7 +166,7 @@ CASES = (
     Case(
         "mixed",
         "sliding and full layers side by side, five taps, a prompt longer than the window",
-        published("ssf", 16, taps=(1, 2, 3, 4, 5)),
+        published("ssf", 16, layer_ids=(1, 2, 3, 4, 5)),
         LONG_PROMPT,
     ),
     Case(
