@@ -8,5 +8,6 @@ __all__ = [
     "pair",
     "protocols",
     "random_keys",
+    "rope_config",
     "targets",
 ]

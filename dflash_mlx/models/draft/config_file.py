@@ -15,6 +15,7 @@ from dflash_mlx.models.draft.config import (
     SelectorConfig,
 )
 from dflash_mlx.models.draft.config_keys import refuse_other_mathematics
+from dflash_mlx.models.rope_config import ALL_LAYERS, read_rope
 from dflash_mlx.system.foreign import quoted
 
 _ARCHITECTURES = ("DFlashDraftModel", "DFlash2DraftModel")
@@ -151,10 +152,17 @@ def _transformer(values: "_Values") -> dict[str, Any]:
     """Return the fields of the transformer layers, which every layout spells as Qwen3 does."""
     get = values.config.get
     layers = values.whole("num_hidden_layers", get("num_hidden_layers"))
-    rope = get("rope_parameters") or get("rope_scaling")
-    theta = get("rope_theta")
-    if theta is None and rope:
-        theta = rope.get("rope_theta")
+    ropes = read_rope(values.config, values.source)
+    if (rope := ropes.get(ALL_LAYERS)) is None:
+        raise UnsupportedModel(
+            f"{values.source}: rope_parameters differ by layer type; a draft needs one rotary "
+            "embedding. Use another draft, or --draft none"
+        )
+    if rope.partial_rotary_factor not in (None, 1.0):
+        raise UnsupportedModel(
+            f"{values.source} sets partial_rotary_factor to {rope.partial_rotary_factor}; a draft "
+            "needs 1.0. Use another draft, or --draft none"
+        )
     heads = values.whole("num_attention_heads", get("num_attention_heads"))
     hidden = values.whole("hidden_size", get("hidden_size"))
     types = tuple(get("layer_types") or ["full_attention"] * layers)
@@ -177,8 +185,8 @@ def _transformer(values: "_Values") -> dict[str, Any]:
         "head_dim": values.whole("head_dim", get("head_dim", hidden // heads)),
         "vocab_size": values.whole("vocab_size", get("vocab_size")),
         "rms_norm_eps": values.number("rms_norm_eps", get("rms_norm_eps")),
-        "rope_theta": values.number("rope_theta", theta),
-        "rope_scaling": dict(rope) if rope else None,
+        "rope_theta": values.number("rope_theta", rope.theta),
+        "rope_scaling": None if rope.kind == "default" else rope.table(),
         "max_position_embeddings": values.whole(
             "max_position_embeddings", get("max_position_embeddings")
         ),

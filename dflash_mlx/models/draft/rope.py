@@ -14,6 +14,7 @@ from mlx_lm.models.rope_utils import initialize_rope
 
 from dflash_mlx.errors import UnsupportedModel
 from dflash_mlx.models.draft.config import DraftConfig
+from dflash_mlx.models.rope_config import ALL_LAYERS, read_rope, yarn_attention_factor
 from dflash_mlx.system.foreign import quoted
 
 Rotation = Callable[..., mx.array]
@@ -28,29 +29,29 @@ def make_rotation(config: DraftConfig) -> Rotation:
     Raises:
         UnsupportedModel: the configuration asks for a kind that is not implemented.
     """
-    scaling = {
-        "original_max_position_embeddings": config.max_position_embeddings,
-        **(config.rope_scaling or {}),
+    stored = {
+        "rope_scaling": config.rope_scaling,
+        "max_position_embeddings": config.max_position_embeddings,
     }
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    if kind not in _KINDS:
+    rope = read_rope(stored, "the draft").get(ALL_LAYERS)
+    if rope is None or rope.kind not in _KINDS:
         raise UnsupportedModel(
-            f"the draft's rope_type is {quoted(kind)}; supported are {', '.join(_KINDS)}. "
-            "Use another draft, or --draft none"
+            f"the draft's rope_scaling is {quoted(config.rope_scaling)}; supported are one table "
+            f"for all layers and the rope_types {', '.join(_KINDS)}. Use another draft, or --draft "
+            "none"
         )
-    if scaling.get("partial_rotary_factor", 1.0) != 1.0:
+    if rope.partial_rotary_factor not in (None, 1.0):
         raise UnsupportedModel(
-            f"the draft's partial_rotary_factor is {quoted(scaling['partial_rotary_factor'])}; it "
-            "needs 1.0. Use another draft, or --draft none"
+            f"the draft's partial_rotary_factor is {rope.partial_rotary_factor}; it needs 1.0. Use "
+            "another draft, or --draft none"
         )
-    if kind == "yarn":
-        factor = scaling.get("factor") or (
-            config.max_position_embeddings / scaling["original_max_position_embeddings"]
+    if rope.kind == "yarn":
+        periods = yarn_periods(
+            config.head_dim, config.rope_theta, rope.scaling["factor"], rope.scaling
         )
-        periods = yarn_periods(config.head_dim, config.rope_theta, factor, scaling)
-        return _Yarn(periods, attention_factor(factor, scaling))
+        return _Yarn(periods, yarn_attention_factor(rope.scaling))
     rotation: Rotation = initialize_rope(
-        config.head_dim, config.rope_theta, False, scaling, config.max_position_embeddings
+        config.head_dim, config.rope_theta, False, rope.table(), config.max_position_embeddings
     )
     return rotation
 
@@ -99,18 +100,3 @@ def yarn_periods(
     period = theta ** (np.arange(0, head_dim, 2) / head_dim)
     blended: np.ndarray = 1 / ((1 - stretched) / period + stretched / (factor * period))
     return blended
-
-
-def attention_factor(factor: float, scaling: Mapping[str, Any]) -> float:
-    """Return the factor that queries and keys are multiplied by."""
-    stated = scaling.get("attention_factor")
-    if stated is not None:
-        return float(stated)
-
-    def length(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
-
-    mscale, of_all = scaling.get("mscale"), scaling.get("mscale_all_dim")
-    if mscale and of_all:
-        return length(mscale) / length(of_all)
-    return length(1)
