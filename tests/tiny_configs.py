@@ -200,7 +200,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 16,
         "shared_expert_intermediate_size": 16,
         "rope_parameters": {
-            _FULL: {**_YARN, "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+            _FULL: {
+                **{key: value for key, value in _YARN.items() if key != "truncate"},
+                "rope_theta": 1e4,
+                "partial_rotary_factor": 0.5,
+            },
             _SLIDING: {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
         },
     },

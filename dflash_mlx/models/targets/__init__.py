@@ -4,6 +4,7 @@ It must not know checkpoints or the draft.
 """
 
 __all__ = [
+    "config_file",
     "decoder",
     "families",
     "model_types",
