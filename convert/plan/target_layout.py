@@ -3,6 +3,7 @@
 `sanitize` renames, drops, stacks experts, splits tensors and shifts norms.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,8 @@ from dflash_mlx.convert.plan.layout import TensorLayout, check_complete
 from dflash_mlx.convert.plan.trace import trace_rule
 from dflash_mlx.convert.tensors import Rows
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
+from dflash_mlx.models.targets.config_file import read_target_config
+from dflash_mlx.models.targets.model_types import is_supported
 from dflash_mlx.system.foreign import quoted, reading, shorten
 
 
@@ -40,12 +43,15 @@ def build_model(config: Mapping[str, Any], source: str) -> nn.Module:
         UnsupportedModel,
     ):
         model_class, arguments = _get_classes(dict(config))
+    # families that only mlx-lm runs are converted with the keys as they are
+    spelled = read_target_config(config, source).values if is_supported(config) else config
+    values = json.loads(json.dumps(spelled))  # mlx-lm's arguments change nested tables
     with reading(
         source,
         f"config.json of family {quoted(family)}",
         "download it again",
     ):
-        model: nn.Module = model_class(arguments.from_dict(dict(config)))
+        model: nn.Module = model_class(arguments.from_dict(values))
     return model
 
 

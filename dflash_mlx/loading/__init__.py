@@ -4,6 +4,7 @@ It must not know the network, requests or the decode loop.
 """
 
 __all__ = [
+    "arguments",
     "compatibility",
     "compute",
     "draft",

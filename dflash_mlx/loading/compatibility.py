@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from dflash_mlx.errors import BadCheckpoint, PairMismatch, UnsupportedModel
 from dflash_mlx.models.draft.config import DraftConfig
 from dflash_mlx.models.draft.config_file import is_draft_config, read_draft_config
-from dflash_mlx.models.targets.model_types import check_supported
+from dflash_mlx.models.targets.config_file import TargetConfig, read_target_config
 from dflash_mlx.system.foreign import quoted
 
 _MAX_PADDING = 1024
@@ -43,18 +43,20 @@ class ConfiguredDimensions:
     vocab_size: int | None
 
 
-def check_target_config(config: Mapping[str, Any], source: str) -> None:
-    """Check that `config` belongs to a target of a supported family.
+def check_target_config(config: Mapping[str, Any], source: str) -> TargetConfig:
+    """Return the configuration of a target in mlx-lm's spelling.
 
     Raises:
-        UnsupportedModel: it is a draft, or a target of another family.
+        UnsupportedModel: it is a draft, a target of another family, or needs mathematics that
+            mlx-lm does not have.
+        BadCheckpoint: a key is missing, contradictory, or has an impossible value.
     """
     if is_draft_config(config):
         raise UnsupportedModel(
             f"{source} holds a draft, not a target; give the model it was trained for as --model, "
             "and this one as --draft"
         )
-    check_supported(config, source)
+    return read_target_config(config, f"{source}/config.json")
 
 
 def check_draft_config(config: Mapping[str, Any], source: str) -> DraftConfig:

@@ -15,15 +15,17 @@ from typing import Any
 import mlx.nn as nn
 
 from dflash_mlx.config import SamplingConfig
-from dflash_mlx.errors import UnsupportedModel
+from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
 from dflash_mlx.gguf.read import read_gguf
 from dflash_mlx.gguf.tokenizer import build_tokenizer
+from dflash_mlx.loading.arguments import check_argument_types
 from dflash_mlx.loading.compatibility import check_target_config
 from dflash_mlx.loading.compute import Compute, check_compute, settle_weights
 from dflash_mlx.loading.generation import eos_token_ids, sampling_defaults
 from dflash_mlx.loading.safetensors import read_checkpoint
 from dflash_mlx.loading.tokenizer import Tokenizer
 from dflash_mlx.loading.weights import fill
+from dflash_mlx.models.targets.config_file import TargetConfig, read_target_config
 from dflash_mlx.models.targets.decoder import DecoderTarget
 from dflash_mlx.models.targets.families import family_of
 from dflash_mlx.system.foreign import reading
@@ -51,27 +53,35 @@ def load_target(path: Path, compute: Compute) -> LoadedTarget:
     """
     if path.is_file():
         return _load_gguf(path, compute)
-    config = read_json(path / "config.json")
-    check_target_config(config, str(path))
+    config = check_target_config(read_json(path / "config.json"), str(path))
     model = _read_model(path, config)
-    target = family_of(str(config.get("model_type")), str(path))(model)
+    target = _make_target(model, config, path, compute)
+    generation = _optional_json(path / "generation_config.json")
+    ids = eos_token_ids(config.values, config.text, generation)
+    return LoadedTarget(
+        target, Tokenizer.read(path, ids), sampling_defaults(generation), config.values
+    )
+
+
+def _make_target(
+    model: nn.Module, config: TargetConfig, path: Path, compute: Compute
+) -> DecoderTarget:
+    """Return the target of a loaded model, its weights in memory."""
+    target = family_of(str(config.values["model_type"]), str(path))(model, config.context_length)
     check_compute(model, compute, str(path))
     settle_weights(model, compute)
-    _LOG.info("%s: %s", path, target.shape)
-    generation = _optional_json(path / "generation_config.json")
-    return LoadedTarget(
-        target,
-        Tokenizer.read(path, eos_token_ids(config, config.get("text_config") or {}, generation)),
-        sampling_defaults(generation),
-        config,
-    )
+    with reading(path, "the model"):
+        # the first forward pass, which is not evaluated: impossible values show here
+        shape = target.shape
+    _LOG.info("%s: %s", path, shape)
+    return target
 
 
 def _optional_json(path: Path) -> dict[str, Any]:
     return read_json(path) if path.exists() else {}
 
 
-def _read_model(path: Path, config: Mapping[str, Any]) -> nn.Module:
+def _read_model(path: Path, config: TargetConfig) -> nn.Module:
     """Return mlx-lm's model of a folder; its weights are read when used.
 
     mlx-lm reads every `model*.safetensors` of a folder. It gets a temporary folder that holds the
@@ -79,10 +89,18 @@ def _read_model(path: Path, config: Mapping[str, Any]) -> nn.Module:
     """
     from mlx_lm.utils import load_model
 
+    check_argument_types(config.values["model_type"], config.text, f"{path}/config.json")
+    checkpoint = read_checkpoint(path)
+    names = {name for tensors in checkpoint.values() for name in tensors}
+    _check_depth(config, len(names), path)
+    values = dict(config.values)
+    if config.text is config.values and "tie_word_embeddings" not in values:
+        # mlx-lm ties by default and drops the head, transformers does not
+        values["tie_word_embeddings"] = "lm_head.weight" not in names
     with tempfile.TemporaryDirectory(prefix="dflash-mlx-") as staged:
         folder = Path(staged)
-        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        for number, name in enumerate(read_checkpoint(path)):
+        (folder / "config.json").write_text(json.dumps(values), encoding="utf-8")
+        for number, name in enumerate(checkpoint):
             (folder / f"model-{number:05}.safetensors").symlink_to((path / name).resolve())
         if (settings := path / "hf_quant_config.json").is_file():
             (folder / settings.name).symlink_to(settings.resolve())
@@ -92,17 +110,25 @@ def _read_model(path: Path, config: Mapping[str, Any]) -> nn.Module:
 
 
 def _load_gguf(path: Path, compute: Compute) -> LoadedTarget:
-    if path.suffix != ".gguf":
+    if path.suffix.lower() != ".gguf":
         raise UnsupportedModel(f"{path} is not a model; give a folder or a .gguf file")
     read = read_gguf(path, outline=compute.outline)
-    family = family_of(read.config["model_type"], str(path))
-    module = importlib.import_module(f"mlx_lm.models.{read.config['model_type']}")
-    model = module.Model(module.ModelArgs.from_dict(read.config))
+    config = read_target_config(read.config, str(path))
+    module = importlib.import_module(f"mlx_lm.models.{config.values['model_type']}")
+    with reading(path, "the model"):
+        model = module.Model(module.ModelArgs.from_dict(config.values))
     fill(model, read.weights, str(path), read.config.get("quantization"))
     read.weights.clear()
-    target = family(model)
-    check_compute(model, compute, str(path))
-    settle_weights(model, compute)
-    _LOG.info("%s: %s", path, target.shape)
+    target = _make_target(model, config, path, compute)
     tokenizer = Tokenizer(build_tokenizer(read.tokenizer), read.tokenizer.eos_token_ids)
-    return LoadedTarget(target, tokenizer, SamplingConfig(), read.config)
+    return LoadedTarget(target, tokenizer, SamplingConfig(), config.values)
+
+
+def _check_depth(config: TargetConfig, n_tensors: int, path: Path) -> None:
+    """Refuse more layers than tensors: mlx-lm builds every layer before it looks at a weight."""
+    layers = config.text.get("num_hidden_layers", config.text.get("num_layers", 0))
+    if isinstance(layers, int) and layers > n_tensors:
+        raise BadCheckpoint(
+            f"{path}/config.json has {layers} layers and the weights hold {n_tensors} tensors; "
+            "download the model again"
+        )

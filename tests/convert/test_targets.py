@@ -142,7 +142,7 @@ def test_nan_and_infinity_are_named_and_leave_no_output(source, tmp_path, value)
             "quantized by 'gptq'",
         ),
         ({"quantization": {"bits": None, "group_size": 64}}, BadCheckpoint, "has quantization"),
-        ({"hidden_size": "x"}, BadCheckpoint, "cannot be read"),
+        ({"hidden_size": "x"}, BadCheckpoint, "hidden_size is 'x'"),
         ({"model_type": None}, BadCheckpoint, "has no model_type"),
     ],
 )

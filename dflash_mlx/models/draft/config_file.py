@@ -40,10 +40,16 @@ _QWEN3_DEFAULTS = {
 
 def is_draft_config(config: Mapping[str, Any]) -> bool:
     """Return whether a `config.json` describes a draft rather than a target."""
-    architectures = config.get("architectures") or []
     return any(key in config for key in _DRAFT_KEYS) or any(
-        word in name for name in architectures for word in _DRAFT_CLASS_PARTS
+        part in name for name in class_names(config) for part in _DRAFT_CLASS_PARTS
     )
+
+
+def class_names(config: Mapping[str, Any]) -> list[str]:
+    """Return the class names under `architectures`; entries of other types are left out."""
+    names = config.get("architectures")
+    listed = names if isinstance(names, list) else [names]
+    return [name for name in listed if isinstance(name, str)]
 
 
 def read_draft_config(config: Mapping[str, Any], source: str = "config.json") -> DraftConfig:
@@ -59,7 +65,7 @@ def read_draft_config(config: Mapping[str, Any], source: str = "config.json") ->
 
 
 def _read_published(config: Mapping[str, Any], source: str) -> DraftConfig:
-    architectures = config.get("architectures") or []
+    architectures = class_names(config)
     if any("DSpark" in name for name in architectures):
         raise UnsupportedModel(
             f"{source} holds a DSpark draft ({', '.join(architectures)}); supported are DFlash and "
@@ -70,7 +76,7 @@ def _read_published(config: Mapping[str, Any], source: str) -> DraftConfig:
             f"{source} has architectures {quoted(architectures)}; a draft needs one of "
             f"{', '.join(_ARCHITECTURES)}. Give such a draft, or use --draft none"
         )
-    nested = config.get("dflash_config") or {}
+    nested = _section(config, "dflash_config", source)
     refuse_other_mathematics(config, nested, source)
 
     def dflash(key: str, default: Any = None) -> Any:
@@ -107,7 +113,7 @@ def _read_speculators(config: Mapping[str, Any], source: str) -> DraftConfig:
             f"{source} holds a speculators draft of kind {quoted(kind)}; supported are "
             f"{' and '.join(_KINDS)}. Use a DFlash draft, or --draft none"
         )
-    layers = config.get("transformer_layer_config") or {}
+    layers = _section(config, "transformer_layer_config", source)
     refuse_other_mathematics(layers, config, source)
     defaults = _QWEN3_DEFAULTS if layers.get("model_type", "qwen3") == "qwen3" else {}
     values = _Values({**defaults, **layers}, source)
@@ -127,6 +133,14 @@ def _read_speculators(config: Mapping[str, Any], source: str) -> DraftConfig:
     if kind == "dflash2":
         common |= _dflash2(values, config.get)
     return _checked(DraftConfig(**common), source)
+
+
+def _section(config: Mapping[str, Any], key: str, source: str) -> Mapping[str, Any]:
+    """Return a table of a configuration, empty where it is absent."""
+    section = config.get(key)
+    if section is not None and not isinstance(section, Mapping):
+        raise BadCheckpoint(f"{source}: {key} is {quoted(section)}; it needs a table")
+    return section or {}
 
 
 def _reduced(values: "_Values", stated: Any, vocab_size: int) -> int | None:

@@ -14,6 +14,9 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from dflash_mlx.cache import KVCache, LayerCache, Mask
 from dflash_mlx.models.protocols import FusedArgmax, TargetOutput, TargetShape, no_fused_argmax
 
+_ANY_LENGTH = 2**20
+"""Context length where a configuration gives none: at least that of every published target."""
+
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_topk", "top_k_experts")
 """Names that mlx-lm's arguments use for the number of routed experts per token."""
 
@@ -23,11 +26,13 @@ class DecoderTarget:
 
     `model` is an mlx-lm `Model` holding the weights. The text model is that or, in multimodal
     packagings, its `language_model`; it has `args`, `model` (with `embed_tokens`, `layers` and
-    `norm`) and, unless the embedding is the head, `lm_head`.
+    `norm`) and, unless the embedding is the head, `lm_head`. `context_length` is the number of
+    tokens that the configuration allows, None to take it from mlx-lm's arguments.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, context_length: int | None = None) -> None:
         self.model = model
+        self._context_length = context_length
         text: Any = getattr(model, "language_model", model)
         self._text: Any = text
         self._body: Any = text.model
@@ -43,7 +48,9 @@ class DecoderTarget:
             hidden_size=self._args.hidden_size,
             n_layers=len(self._body.layers),
             vocab_size=self._args.vocab_size,
-            context_length=self._context_length(),
+            context_length=self._context_length
+            or getattr(self._args, "max_position_embeddings", None)
+            or _ANY_LENGTH,
             row_bytes=self._row_bytes(),
             step_bytes=step_bytes(self.model, self._args, self._last_layer),
         )
@@ -134,11 +141,6 @@ class DecoderTarget:
     def _output(self, hidden: mx.array, outputs: list[mx.array]) -> TargetOutput:
         features = outputs or [mx.zeros((1, hidden.shape[1], 0))]
         return TargetOutput(self._norm(hidden), mx.concatenate(features, axis=-1))
-
-    def _context_length(self) -> int:
-        """Return the positions the target was trained for."""
-        # 2^20 where the configuration has no length: more than any published target
-        return getattr(self._args, "max_position_embeddings", None) or 2**20
 
     def _row_bytes(self) -> int:
         """Return the bytes one token adds to the caches; the forward pass is not evaluated."""

@@ -29,9 +29,3 @@ class GptOssTarget(WindowedTarget):
     def make_caches(self) -> list[LayerCache]:
         """Return an empty cache for every layer."""
         return [self._cache(kind == "sliding_attention") for kind in self._body.layer_types]
-
-    def _context_length(self) -> int:
-        """Return the length that YaRN extends to; mlx-lm's arguments hold no other length."""
-        scaling: dict[str, Any] = self._args.rope_scaling or {}
-        original = scaling.get("original_max_position_embeddings")
-        return int(original * scaling.get("factor", 1)) if original else super()._context_length()
