@@ -43,6 +43,10 @@ class LayerCache(Protocol):
     def kind(self) -> Hashable:
         """Caches of equal kind hold the same positions and can share one mask."""
 
+    @property
+    def keeps_all_rows(self) -> bool:
+        """Whether every committed row stays, so that `can_trim_to` holds for every length."""
+
     def mask(self, n_rows: int) -> Mask:
         """Return the attention mask for the next `n_rows` rows, before they are appended."""
 

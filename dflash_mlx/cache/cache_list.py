@@ -34,6 +34,11 @@ class CacheList:
         """Return the mask of the first part."""
         return self._parts[0].mask(n_rows)
 
+    @property
+    def keeps_all_rows(self) -> bool:
+        """Whether every part keeps all rows."""
+        return all(part.keeps_all_rows for part in self._parts)
+
     def commit(self, n_rows: int) -> None:
         """Commit the first `n_rows` open rows and drop the others."""
         for part in self._parts:

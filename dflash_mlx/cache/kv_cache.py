@@ -34,6 +34,11 @@ class KVCache:
         """Return the causal mask; a single row needs none."""
         return "causal" if n_rows > 1 else None
 
+    @property
+    def keeps_all_rows(self) -> bool:
+        """True: rows are dropped by `trim_to` only."""
+        return True
+
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append open rows [1, H, n, D]; return the keys and values of all rows."""
         start, end = self.offset, self.offset + keys.shape[2]

@@ -79,6 +79,12 @@ class PairCache:
             self.context.trim_to(left)
         return left
 
+    @property
+    def keeps_all_rows(self) -> bool:
+        """Whether both models' rows stay, so that no snapshot is needed to return to a length."""
+        slides = self.context is not None and self.context.has_sliding_layer
+        return not slides and all(layer.keeps_all_rows for layer in self.layers)
+
     def reusable_length(self, length: int) -> int:
         """Return how many rows `trim_to(length)` or `fork(length)` would leave."""
         wanted = min(length, self.length)

@@ -33,6 +33,11 @@ class ConvolutionCache:
         """Return None: these layers need no mask."""
         return None
 
+    @property
+    def keeps_all_rows(self) -> bool:
+        """False: a state has no rows of its past."""
+        return False
+
     def append(self, rows: mx.array) -> mx.array:
         """Append open rows [1, n, C]; return the window followed by them, [1, K - 1 + n, C]."""
         assert self._open is None, "the last round is still open; commit or roll back first"

@@ -46,6 +46,11 @@ class RotatingKVCache:
         mask: mx.array = create_causal_mask(n_rows, before, window_size=self.window)
         return mask
 
+    @property
+    def keeps_all_rows(self) -> bool:
+        """False: rows that have left the window are dropped."""
+        return False
+
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append open rows [1, H, n, D]; return the W - 1 rows before them and these rows."""
         n_rows = keys.shape[2]

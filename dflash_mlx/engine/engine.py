@@ -8,7 +8,9 @@ from types import TracebackType
 from typing import Self
 
 from dflash_mlx.config import GenerationConfig
+from dflash_mlx.decode.readback import settle
 from dflash_mlx.engine.autotune import autotune_now
+from dflash_mlx.engine.cache_budget import cache_budget
 from dflash_mlx.engine.loaded import LoadedPair, Prompt
 from dflash_mlx.engine.measured_costs import save_costs
 from dflash_mlx.engine.resolved_request import ResolvedRequest, resolve_request
@@ -16,6 +18,7 @@ from dflash_mlx.engine.session import Session
 from dflash_mlx.engine.stream import Result, Stream
 from dflash_mlx.engine.worker import Worker
 from dflash_mlx.errors import DFlashError
+from dflash_mlx.prefix_cache.pool import PrefixCache
 
 
 class Engine:
@@ -27,6 +30,11 @@ class Engine:
     def __init__(self, loaded: LoadedPair, worker: Worker) -> None:
         self._loaded: LoadedPair | None = loaded
         self.worker = worker
+        self._prefix_cache = PrefixCache(
+            lambda: loaded.pair.make_cache(loaded.cache_config.max_bytes),
+            cache_budget(loaded.cache_config),
+            settle,
+        )
 
     @property
     def loaded(self) -> LoadedPair:
@@ -56,12 +64,12 @@ class Engine:
         return self.stream(prompt, config).result()
 
     def session(self, system: str | None = None) -> Session:
-        """Return a new conversation. It keeps the KV caches of both models between turns.
+        """Return a new conversation, whose turns reuse the KV rows of earlier prompts.
 
         Args:
             system: system message in front of the first turn.
         """
-        return Session(self.loaded, self.worker, system)
+        return Session(self.loaded, self.worker, self._prefix_cache, system)
 
     def autotune_kernels(self, on_step: Callable[[str], None] = lambda text: None) -> None:
         """Autotune the Metal kernels that have no result for this machine, for at most 20 s.

@@ -4,17 +4,16 @@ It must not know messages, templates or conversations.
 """
 
 import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Collection, Generator, Sequence
 
 import mlx.core as mx
 
-from dflash_mlx.cache import PairCache
 from dflash_mlx.decode.accept import request_rule
 from dflash_mlx.decode.history import History
 from dflash_mlx.decode.logits_processors import make_processors
 from dflash_mlx.decode.loop import DecodeConfig, DecodeState, decode, update_context
 from dflash_mlx.decode.prefill import prefill
+from dflash_mlx.decode.round import Stopwatch
 from dflash_mlx.engine.answer_text import AnswerText
 from dflash_mlx.engine.closable_queue import ClosableQueue
 from dflash_mlx.engine.loaded import LoadedPair
@@ -23,6 +22,7 @@ from dflash_mlx.engine.stats import RoundCounters, Stats, rate
 from dflash_mlx.engine.stream import Chunk, FinishReason, Result
 from dflash_mlx.engine.thinking import ThinkingSplitter
 from dflash_mlx.errors import BadRequest, OutOfMemoryBudget
+from dflash_mlx.prefix_cache.pool import Lease
 
 _CLEAR_CACHE_EVERY = 256
 """Tokens between two releases of MLX's unused buffers, as in mlx-lm: KV caches that grow leave
@@ -58,24 +58,23 @@ class Generation:
         self._splitter = ThinkingSplitter(tokenizer.thinking_marks, tokenizer.opens_thought(ids))
         self._counters = RoundCounters()
         self._written: list[str] = []
+        self._prefill_s = 0.0
 
-    def run(self, cache: PairCache, cached: int, stable: int = 0) -> Result:
-        """Generate the answer and return it.
+    def steps(self, lease: Lease, boundaries: Collection[int]) -> Generator[None, None, Result]:
+        """Generate the answer, one prefill chunk or one round per step, and return it.
 
         Args:
-            cache: KV caches that hold the first `cached` tokens of the prompt.
-            cached: number of prompt tokens in `cache`.
-            stable: number of prompt tokens that the next prompt of the conversation starts with.
+            lease: KV caches that hold the start of the prompt.
+            boundaries: numbers of prompt tokens that later prompts may start with.
         """
+        cached = lease.cached_tokens
         n_prompt = len(self.history)
         for notice in self._request.notices:
             self._chunks.put(Chunk(notice=notice))
         if self._limit < self._request.max_tokens:
             self._chunks.put(Chunk(notice=f"the context has room for {self._limit} more tokens"))
-        began = time.perf_counter()
-        state = self._prefill(cache, cached, stable)
-        prefill_s = time.perf_counter() - began
-        finished = state is not None and self._decode(cache, state)
+        state = yield from self._prefill(lease, boundaries)
+        finished = state is not None and (yield from self._decode(lease, state))
         self._emit(self._text.finish(), ())
         self._emit_pieces(self._splitter.finish(), ())
         return Result(
@@ -84,11 +83,12 @@ class Generation:
             finish_reason=self._finish_reason(finished),
             prompt_tokens=n_prompt,
             cached_tokens=cached,
+            draft_cached_tokens=lease.draft_cached_tokens,
             generated_tokens=len(self._text.tokens),
             model=self._loaded.model_name,
             draft=self._loaded.draft_name,
             seed=None if self._request.sampling.greedy else self._request.seed,
-            stats=self._stats(n_prompt - 1 - cached, prefill_s),
+            stats=self._stats(n_prompt - 1 - cached, self._prefill_s),
         )
 
     def _room(self) -> int:
@@ -103,18 +103,27 @@ class Generation:
             )
         return room
 
-    def _prefill(self, cache: PairCache, cached: int, stable: int) -> DecodeState | None:
-        """Prefill the prompt; return None if the request was cancelled."""
-        total = len(self.history) - 1 - cached
+    def _prefill(
+        self, lease: Lease, boundaries: Collection[int]
+    ) -> Generator[None, None, DecodeState | None]:
+        """Prefill the prompt, one chunk per step; return None if the request was cancelled."""
+        end, cached = len(self.history) - 1, lease.cached_tokens
         step = self._loaded.cache_config.prefill_step_size
-        for n_read in prefill(self._loaded.pair, cache, self.history, step, [stable]):
-            self._chunks.put(Chunk(progress=(n_read - cached, total)))
-            if self._cancelled.is_set() and n_read < len(self.history) - 1:
+        watch = Stopwatch()
+        for n_read in prefill(self._loaded.pair, lease.cache, self.history, step, boundaries):
+            self._prefill_s = watch.elapsed()
+            self._chunks.put(Chunk(progress=(n_read - cached, end - cached)))
+            if n_read == end:
+                break
+            if self._cancelled.is_set():
                 return None
+            lease.grow(min(step, end - n_read))
+            with watch.paused():
+                yield
         return DecodeState(self.history)
 
-    def _decode(self, cache: PairCache, state: DecodeState) -> bool:
-        """Decode until the answer ends; return False if the request was cancelled before that."""
+    def _decode(self, lease: Lease, state: DecodeState) -> Generator[None, None, bool]:
+        """Decode, one round per step; return False if the request was cancelled before its end."""
         sampling, seed = self._request.sampling, self._request.seed
         processors = make_processors(sampling, self._request.logits_processors)
         rule = request_rule(sampling, seed, processors)
@@ -123,7 +132,7 @@ class Generation:
         n_prompt, counters = len(self.history), self._counters
         reported = False
         try:
-            for done, after in decode(pair, cache, state, config):
+            for done, after in decode(pair, lease.cache, state, config):
                 state = after
                 self.history = state.history
                 before = counters.committed
@@ -138,10 +147,12 @@ class Generation:
                     self._chunks.put(Chunk(notice=f"drafting stopped: {reason}"))
                 if self._cancelled.is_set() and not state.ended:
                     return False
+                lease.grow(self._request.block_size)
+                yield
         except OutOfMemoryBudget as error:
             self._chunks.put(Chunk(notice=str(error)))
         finally:
-            update_context(pair, cache, state)
+            update_context(pair, lease.cache, state)
             self._loaded.learn(self._policy)
         return True
 

@@ -14,8 +14,9 @@ from dflash_mlx.config import CacheConfig, ComputeDType, KernelPolicy
 from dflash_mlx.engine.engine import Engine
 from dflash_mlx.engine.loaded import LoadedPair
 from dflash_mlx.engine.measured_costs import with_costs
+from dflash_mlx.engine.scheduler import DEFAULT_PARALLEL
 from dflash_mlx.engine.worker import Worker
-from dflash_mlx.errors import UnknownModel
+from dflash_mlx.errors import BadRequest, UnknownModel
 from dflash_mlx.hub.pins import Pins
 from dflash_mlx.hub.resolve import Resolved, resolve
 from dflash_mlx.kernels.pair_kernels import install_kernels, refuse_force
@@ -64,6 +65,7 @@ def load(
     hooks: LoadHooks | None = None,
     kernels: KernelPolicy = "auto",
     dtype: ComputeDType = "auto",
+    parallel: int = DEFAULT_PARALLEL,
 ) -> Engine:
     """Return an engine for a model. Blocks until both models are in memory.
 
@@ -78,17 +80,21 @@ def load(
         dtype: how weights are computed with: "auto" (as stored on Metal, float32 on a CPU),
             "stored" (as stored, like mlx-lm: on a CPU with 16-bit weights the greedy text then
             equals mlx-lm's) or "float32".
+        parallel: requests that run in turns; more of them wait in order of arrival.
 
     Raises:
-        BadRequest: kernels are forced on a machine without a Metal device.
+        BadRequest: kernels are forced on a machine without a Metal device, or `parallel` is not
+            a positive whole number.
         UnknownModel, DownloadFailed: the files were not found or could not be downloaded.
         BadCheckpoint, UnsupportedModel, PairMismatch: the files cannot be run, or do not fit
             together.
     """
     hooks = hooks or LoadHooks()
     refuse_force(kernels)
+    if parallel < 1:
+        raise BadRequest(f"parallel is {parallel}; it needs a whole number of at least 1")
     files = fetch_files(choose(model, draft), hooks)
-    worker = Worker(f"dflash-mlx {model}")
+    worker = Worker(f"dflash-mlx {model}", parallel)
     try:
         compute = compute_here(dtype)
         loaded = worker.run(

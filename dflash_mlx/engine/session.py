@@ -5,20 +5,22 @@ the cached tokens and the rendered prompt, and prefills the rest.
 """
 
 import threading
-from collections.abc import Sequence
-from itertools import takewhile
+from bisect import bisect_left
+from collections.abc import Generator, Sequence
+from dataclasses import replace
 
-from dflash_mlx.cache import PairCache
 from dflash_mlx.config import GenerationConfig
 from dflash_mlx.engine.autotune import autotune_between_requests
 from dflash_mlx.engine.closable_queue import ClosableQueue
 from dflash_mlx.engine.generation import Generation
 from dflash_mlx.engine.loaded import LoadedPair, Prompt
 from dflash_mlx.engine.resolved_request import ResolvedRequest, check_prompt, resolve_request
-from dflash_mlx.engine.stream import Chunk, Result, Stream
+from dflash_mlx.engine.stream import CacheMiss, Chunk, Result, Stream
 from dflash_mlx.engine.worker import Worker
 from dflash_mlx.errors import BadRequest
 from dflash_mlx.loading.tokenizer import Message
+from dflash_mlx.prefix_cache.conversation import common_length, token_ids
+from dflash_mlx.prefix_cache.pool import Lease, PrefixCache
 from dflash_mlx.system.memory import wired
 
 
@@ -28,13 +30,19 @@ class Session:
     `messages` holds the conversation so far. `system` is put in front of the first turn.
     """
 
-    def __init__(self, loaded: LoadedPair, worker: Worker, system: str | None = None) -> None:
+    def __init__(
+        self,
+        loaded: LoadedPair,
+        worker: Worker,
+        prefix_cache: PrefixCache,
+        system: str | None = None,
+    ) -> None:
         self.system = system
         self.messages: list[Message] = []
-        self._cached_ids: tuple[int, ...] = ()
         self._loaded = loaded
         self._worker = worker
-        self._cache: PairCache | None = None  # made by the first turn, on the worker thread
+        self._prefix_cache = prefix_cache
+        self._lease: Lease | None = None  # of the last turn
 
     def stream(self, prompt: Prompt, config: GenerationConfig | None = None) -> Stream:
         """Answer `prompt` and return the stream of chunks.
@@ -53,7 +61,9 @@ class Session:
         check_prompt(prompt)
 
         def start(chunks: ClosableQueue[Chunk], cancelled: threading.Event) -> None:
-            self._worker.submit(lambda: self._serve(prompt, request, chunks, cancelled), cancelled)
+            self._worker.serve(
+                lambda: self._serve(prompt, request, chunks, cancelled), cancelled, self
+            )
 
         return Stream(start)
 
@@ -62,12 +72,16 @@ class Session:
         return self.stream(prompt, config).result()
 
     def reset(self) -> None:
-        """Clear the conversation and free its KV caches."""
+        """Clear the conversation and free its KV caches, after the turns that were asked before."""
 
-        def clear() -> None:
-            self.messages, self._cached_ids, self._cache = [], (), None
+        def clear() -> Generator[None, None, None]:
+            self.messages = []
+            if self._lease is not None:
+                self._prefix_cache.discard(self._lease)
+                self._lease = None
+            yield
 
-        self._worker.run(clear)
+        self._worker.serve(clear, threading.Event(), self).result()
 
     def _serve(
         self,
@@ -75,20 +89,22 @@ class Session:
         request: ResolvedRequest,
         chunks: ClosableQueue[Chunk],
         cancelled: threading.Event,
-    ) -> None:
-        """Serve one turn on the worker thread; every error goes to the reader of `chunks`."""
+    ) -> Generator[None, None, None]:
+        """Serve one turn in steps; every error goes to the reader of `chunks`."""
         try:
             messages = self._conversation(prompt)
             ids = self._ids(prompt, messages, request)
             generation = Generation(self._loaded, request, ids, chunks, cancelled)
-            cache = self._cache or self._loaded.pair.make_cache(self._loaded.cache_config.max_bytes)
-            self._cache = cache
-            cached = cache.trim_to(_common_length(self._cached_ids, ids[:-1]))
+            stable = self._stable(ids, messages, request)
+            lease = self._lease = self._prefix_cache.acquire(ids, stable)
             try:
                 with wired():
-                    result = generation.run(cache, cached, self._stable(ids, messages, request))
+                    boundaries = self._boundaries(lease, ids, messages, request, stable)
+                    result = yield from generation.steps(lease, boundaries)
             finally:
-                self._cached_ids = generation.history[: cache.length]
+                self._prefix_cache.release(lease, generation.history)
+            miss = self._miss(lease, ids, messages, request)
+            result = replace(result, cache_miss=miss)
             if request.chat_template and (result.text or result.finish_reason != "cancelled"):
                 self.messages = [*messages, {"role": "assistant", "content": result.text}]
             chunks.put(Chunk(result=result))
@@ -140,9 +156,60 @@ class Session:
             return end
         return _common_length(ids[:end], later)
 
+    def _boundaries(
+        self,
+        lease: Lease,
+        ids: Sequence[int],
+        messages: Sequence[Message],
+        request: ResolvedRequest,
+        stable: int,
+    ) -> list[int]:
+        """Return the lengths at which a prefill takes snapshots: the head's and the stable one.
+
+        The head (the messages before the first user message) starts new conversations too. It is
+        where two renderings with different user messages begin to differ.
+        """
+        n_head = next((n for n, one in enumerate(messages) if one.get("role") == "user"), 0)
+        if lease.cache.keeps_all_rows or n_head == 0 or not request.chat_template:
+            return [stable]
+        head = list(messages[:n_head])
+        try:
+            first, second = (
+                self._loaded.tokenizer.render(
+                    [*head, {"role": "user", "content": text}], request.thinking
+                )
+                for text in ("a", "b")
+            )
+        except BadRequest:
+            return [stable]
+        return [_common_length(ids[:stable], first[: _common_length(first, second)]), stable]
+
+    def _miss(
+        self,
+        lease: Lease,
+        ids: Sequence[int],
+        messages: Sequence[Message],
+        request: ResolvedRequest,
+    ) -> CacheMiss | None:
+        """Return where the prompt differs from the conversation most like it, if that cost rows."""
+        position = lease.first_difference
+        if position is None or lease.cached_tokens >= min(position, len(ids) - 1):
+            return None
+        if not request.chat_template:
+            return CacheMiss(position)
+
+        def is_past(n_messages: int) -> bool:
+            """Return whether the first `n_messages` messages contain the different token."""
+            try:
+                start = self._loaded.tokenizer.render(messages[:n_messages], request.thinking)
+            except BadRequest:  # some templates refuse a part of a conversation
+                return False
+            return _common_length(ids, start) > position
+
+        index = bisect_left(range(1, len(messages)), True, key=is_past)
+        return CacheMiss(position, index, str(messages[index].get("role")))
+
 
 def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
     """Return the length of the longest common prefix."""
-    return sum(
-        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
-    )
+    return common_length(token_ids(first), token_ids(second))

@@ -17,6 +17,21 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 
 @dataclass(frozen=True)
+class CacheMiss:
+    """Where a prompt differs from the cached conversation that is most like it.
+
+    Args:
+        position: number of equal tokens before the first different one.
+        message: index of the message with that token; None without a chat template.
+        role: role of that message.
+    """
+
+    position: int
+    message: int | None = None
+    role: str | None = None
+
+
+@dataclass(frozen=True)
 class Result:
     """A finished answer.
 
@@ -26,7 +41,10 @@ class Result:
         finish_reason: "stop" for an end token or a stop string, "length" for the token limit or
             a full context, "cancelled" if the request was cancelled.
         prompt_tokens: tokens of the prompt.
-        cached_tokens: prompt tokens that were in the KV caches already.
+        cached_tokens: prompt tokens that were in the target's KV cache already.
+        draft_cached_tokens: those of them for which the draft's context has rows.
+        cache_miss: why fewer tokens were cached than the prompt shares with an earlier one; None
+            where all were used.
         generated_tokens: number of `tokens`.
         model: name of the target.
         draft: name of the draft; None without one.
@@ -39,11 +57,13 @@ class Result:
     finish_reason: FinishReason
     prompt_tokens: int
     cached_tokens: int
+    draft_cached_tokens: int
     generated_tokens: int
     model: str
     draft: str | None
     seed: int | None
     stats: Stats
+    cache_miss: CacheMiss | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as plain values that JSON can hold."""

@@ -3,4 +3,4 @@
 It must not know text, models or threads.
 """
 
-__all__ = ["pool"]
+__all__ = ["conversation", "pool"]

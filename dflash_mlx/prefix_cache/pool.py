@@ -10,7 +10,7 @@ from typing import Final
 
 import mlx.core as mx
 
-from dflash_mlx.cache import PairCache
+from dflash_mlx.cache import STEP, PairCache
 from dflash_mlx.prefix_cache.conversation import Conversation, TokenIds, common_length, token_ids
 
 MIN_REUSED_TOKENS: Final = 16
@@ -32,6 +32,7 @@ class Lease:
     differs from the conversation that shares the longest prefix with it, None without any.
     """
 
+    pool: "PrefixCache"
     conversation: Conversation
     cached_tokens: int
     draft_cached_tokens: int
@@ -41,6 +42,10 @@ class Lease:
     def cache(self) -> PairCache:
         """The caches."""
         return self.conversation.cache
+
+    def grow(self, n_tokens: int) -> None:
+        """Make room for `n_tokens` more tokens; see `PrefixCache.grow`."""
+        self.pool.grow(self, n_tokens)
 
 
 class PrefixCache:
@@ -101,6 +106,7 @@ class PrefixCache:
         conversation = Conversation(cache, ids, stable, self._n_requests, running=True)
         self._conversations.append(conversation)
         return Lease(
+            self,
             conversation,
             cached_tokens=reused,
             draft_cached_tokens=_draft_rows(cache, reused),
@@ -126,6 +132,21 @@ class PrefixCache:
         """Drop the caches of a request that failed or whose conversation was cleared."""
         if lease.conversation in self._conversations:
             self._conversations.remove(lease.conversation)
+
+    def grow(self, lease: Lease, n_tokens: int) -> None:
+        """Make room for `n_tokens` more tokens of a running request.
+
+        What the other running requests leave of the budget becomes the bound of its caches, which
+        raise `OutOfMemoryBudget` above it.
+        """
+        if self.max_bytes is None:
+            return
+        cache = lease.cache
+        row_bytes = cache.nbytes // max(cache.length, 1)
+        self.make_room((n_tokens + 2 * STEP) * row_bytes)  # target and draft grow in such steps
+        others = (one for one in self._conversations if one.running)
+        taken = sum(one.cache.nbytes for one in others if one.cache is not cache)
+        cache.max_bytes = max(self.max_bytes - taken, 0)
 
     def make_room(self, n_bytes: int) -> bool:
         """Evict idle conversations until `n_bytes` more fit; return whether they fit."""
