@@ -12,6 +12,7 @@ __all__ = [
     "loop",
     "policy",
     "prefill",
+    "readback",
     "round",
     "sampling",
 ]
