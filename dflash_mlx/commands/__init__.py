@@ -4,11 +4,9 @@ The library must not know it. MLX, models and the hub are imported only by comma
 """
 
 import errno
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TextIO
 
 from dflash_mlx.errors import DFlashError
 
@@ -18,19 +16,27 @@ _BROKEN_PIPE = 141
 """Exit codes of processes that SIGINT and SIGPIPE ended, as shells report them (128 + signal)."""
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_DEBUG = "--debug"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line with `argv` (None: `sys.argv[1:]`) and return its exit code.
 
-    A user's error is one line on stderr and exit code 2. A traceback is a bug in this package.
+    A user's error is one line on stderr and exit code 2; `--debug` before the command adds the
+    traceback. Without it a traceback is a bug in this package.
     """
-    sys.stdout, sys.stderr = _open(sys.stdout), _open(sys.stderr)
+    from dflash_mlx.commands.environment import flush_streams, open_streams, utf8_arguments
+
+    open_streams()
+    arguments = utf8_arguments(sys.argv[1:] if argv is None else argv)
+    debug = arguments[:1] == [_DEBUG]
     try:
         from dflash_mlx.commands.app import run
 
-        return run(sys.argv[1:] if argv is None else list(argv))
+        return run(arguments[1:] if debug else arguments)
     except DFlashError as error:
+        if debug:
+            sys.excepthook(type(error), error, error.__traceback__)
         _report(str(error))
         return _BAD_USAGE
     except KeyboardInterrupt:
@@ -44,24 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         _report(f"{name} cannot be written: {error.strerror}; free some disk space")
         return _BAD_USAGE
     finally:
-        _flush()
-
-
-def _open(stream: TextIO | None) -> TextIO:
-    """Return `stream`, or the null device if the parent process closed it."""
-    return stream if stream is not None else open(os.devnull, "w", encoding="utf-8")
+        flush_streams()
 
 
 def _report(message: str) -> None:
     """Write an error to stderr as one line."""
     with suppress(OSError):
         sys.stderr.write(f"dflash-mlx: {' '.join(message.split())}\n")
-
-
-def _flush() -> None:
-    """Flush both streams; redirect a closed one to the null device so that exit does not fail."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

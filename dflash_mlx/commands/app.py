@@ -91,6 +91,9 @@ def _root(
             "--version", is_eager=True, callback=_print_version, help="Print the version and exit."
         ),
     ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Print the traceback of an error (before COMMAND).")
+    ] = False,
 ) -> None:
     """Accept the options that come before a command."""
 

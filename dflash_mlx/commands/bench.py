@@ -17,14 +17,13 @@ from dflash_mlx.commands.options import (
     JsonOption,
     KernelsOption,
     ModelOption,
-    blas_choice,
     compute_dtype,
     kernel_policy,
     parse_numbers,
+    prepare,
 )
 from dflash_mlx.commands.terminal import INTERRUPTED, Terminal
 from dflash_mlx.errors import BadRequest
-from dflash_mlx.system.blas import choose_blas
 from dflash_mlx.system.paths import typed_path
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def bench(options: BenchOptions) -> None:
     130 after Ctrl-C. The figures measured so far are printed in each case.
     """
     policy, dtype = kernel_policy(options.kernels), compute_dtype(options.dtype)
-    choose_blas(blas_choice(options.blas))
+    prepare(options.blas)
     from dflash_mlx.bench.earlier import read_earlier
     from dflash_mlx.bench.run import BenchConfig
 

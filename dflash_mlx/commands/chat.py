@@ -5,10 +5,9 @@ Answers go to stdout; the prompt sign, statistics and messages go to stderr.
 
 from dflash_mlx.commands.conversation import CHAT_COMMANDS, Conversation
 from dflash_mlx.commands.line_input import LineInput, history_file
-from dflash_mlx.commands.options import RequestOptions, blas_choice
+from dflash_mlx.commands.options import RequestOptions, prepare
 from dflash_mlx.commands.terminal import Terminal
 from dflash_mlx.errors import DFlashError
-from dflash_mlx.system.blas import choose_blas
 
 
 def chat(options: RequestOptions) -> None:
@@ -17,7 +16,7 @@ def chat(options: RequestOptions) -> None:
     Each token is the argmax, or a sample, of the target's own forward pass.
     """
     options.check()
-    choose_blas(blas_choice(options.blas))
+    prepare(options.blas)
     terminal = Terminal()
     conversation = Conversation(options, terminal)
     words = [name + " " * bool(arguments) for name, (arguments, _) in CHAT_COMMANDS.items()]

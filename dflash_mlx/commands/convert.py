@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from dflash_mlx.commands.options import JsonOption
+from dflash_mlx.commands.options import JsonOption, prepare
 from dflash_mlx.commands.progress import LOG_INTERVAL_S, byte_bars
 from dflash_mlx.commands.terminal import INTERRUPTED, Terminal
 from dflash_mlx.errors import BadRequest
 from dflash_mlx.hub.download import spelled_bytes
-from dflash_mlx.system.blas import choose_blas
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -95,7 +94,7 @@ class ConvertOptions:
 
 def convert(options: ConvertOptions) -> None:
     """Convert a target or a draft into a quantized MLX folder in bounded memory, and verify it."""
-    choose_blas("auto")  # before MLX is imported; verification multiplies matrices
+    prepare("auto")  # before MLX is imported; verification multiplies matrices
     from dflash_mlx.convert.options import ConvertConfig
 
     if options.upload is not None and options.dry_run:

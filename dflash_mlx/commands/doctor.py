@@ -14,10 +14,9 @@ from dflash_mlx.commands.options import (
     DraftOption,
     JsonOption,
     ModelOption,
-    blas_choice,
+    prepare,
 )
 from dflash_mlx.errors import BadRequest, DFlashError
-from dflash_mlx.system.blas import choose_blas
 
 if TYPE_CHECKING:
     from dflash_mlx.doctor.checkup import Finding
@@ -57,7 +56,7 @@ def doctor(options: DoctorOptions) -> None:
     """
     if options.context < 1:
         raise BadRequest(f"--context is {options.context}; it needs a whole number > 0")
-    choose_blas(blas_choice(options.blas))
+    prepare(options.blas)
     from dflash_mlx.doctor.checkup import (
         Finding,
         check_cache,
@@ -104,6 +103,7 @@ def _check_pair(
     from dflash_mlx.engine.resolved_request import resolve_request
     from dflash_mlx.hub.pins import Pins
     from dflash_mlx.kernels.pair_kernels import install_kernels
+    from dflash_mlx.pairs.model_files import check_folder
     from dflash_mlx.system.settings import settings_folder
 
     target, draft = locate(choice, Pins(settings_folder()))
@@ -112,6 +112,9 @@ def _check_pair(
         return
     files = PairFiles(choice, target, draft)
     try:
+        for found in (target, draft):
+            if found is not None and found.path.is_dir():
+                check_folder(found.path)
         loaded = outline(files)
         loaded = replace(loaded, kernels=install_kernels(loaded.pair, "auto"))
     except DFlashError as error:

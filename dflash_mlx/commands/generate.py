@@ -11,14 +11,13 @@ from dflash_mlx.commands.inference import describe, open_pair, print_answer
 from dflash_mlx.commands.options import (
     JsonOption,
     RequestOptions,
-    blas_choice,
     compute_dtype,
     kernel_policy,
+    prepare,
 )
 from dflash_mlx.commands.stats_view import stats_line
 from dflash_mlx.commands.terminal import INTERRUPTED, Terminal
 from dflash_mlx.errors import BadRequest
-from dflash_mlx.system.blas import choose_blas
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +43,7 @@ def generate(options: GenerateOptions) -> None:
         raise BadRequest("--system needs the chat template; put its text into the prompt")
     if options.thinking is not None and options.no_chat_template:
         raise BadRequest("--thinking needs the chat template; omit --no-chat-template or it")
-    choose_blas(blas_choice(options.blas))
+    prepare(options.blas)
     terminal = Terminal()
     policy, dtype = kernel_policy(options.kernels), compute_dtype(options.dtype)
     with open_pair(options.model, options.draft, terminal, policy, dtype) as engine:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from dflash_mlx.errors import BadRequest
+from dflash_mlx.system.settings import state_folder
 
 _PROMPT, _CONTINUATION_PROMPT = "> ", ". "
 _HISTORY_LENGTH = 1000
@@ -80,11 +81,8 @@ class LineInput:
 
 
 def history_file() -> Path:
-    """Return the history file in the operating system's folder for program state."""
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support" / "dflash-mlx" / "history"
-    base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "dflash-mlx" / "history"
+    """Return the file with the typed lines of earlier chats."""
+    return state_folder() / "history"
 
 
 def _readline() -> ModuleType | None:

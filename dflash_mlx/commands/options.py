@@ -11,8 +11,10 @@ from typing import Annotated, Any, cast, get_args, get_type_hints
 
 import typer
 
+from dflash_mlx.commands.environment import check_folders
 from dflash_mlx.config import Blas, ComputeDType, GenerationConfig, KernelPolicy, SamplingConfig
 from dflash_mlx.errors import BadRequest
+from dflash_mlx.system.blas import choose_blas
 
 DEFAULT_MODEL = "smollm2-135m"
 """The embedded pair: it needs no download and no account."""
@@ -169,6 +171,17 @@ def blas_choice(text: str) -> Blas:
         BadRequest: the value is not one of the choices.
     """
     return cast(Blas, _one_of("--blas", text, get_args(Blas)))
+
+
+def prepare(blas: str) -> None:
+    """Check the process's folders and select the BLAS; call it before the first import of MLX.
+
+    Raises:
+        BadRequest: a folder is missing, or `blas` is not one of the choices.
+        DFlashError: OpenBLAS was requested and cannot be loaded.
+    """
+    check_folders()
+    choose_blas(blas_choice(blas))
 
 
 def kernel_policy(text: str) -> KernelPolicy:

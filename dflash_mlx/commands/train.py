@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dflash_mlx.commands.options import BlasOption, JsonOption, ThinkingOption, blas_choice
+from dflash_mlx.commands.options import BlasOption, JsonOption, ThinkingOption, prepare
 from dflash_mlx.commands.progress import LoadingProgress
 from dflash_mlx.commands.terminal import INTERRUPTED, Terminal, exit_now, on_interrupt
 from dflash_mlx.commands.training_view import TrainingProgressView, print_plan, print_result
 from dflash_mlx.errors import BadRequest
-from dflash_mlx.system.blas import choose_blas
 
 if TYPE_CHECKING:
     from dflash_mlx.train.run.job import TrainingResult
@@ -113,7 +112,7 @@ def train(options: TrainOptions) -> None:
 
     Ctrl-C stops a run without losing work; --resume continues it.
     """
-    choose_blas(blas_choice(options.blas))
+    prepare(options.blas)
     from dflash_mlx.train.model.shape import DraftOverrides
     from dflash_mlx.train.run.options import TrainConfig
 

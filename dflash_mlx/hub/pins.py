@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_mlx.errors import BadRequest
+from dflash_mlx.system.foreign import reading
 from dflash_mlx.system.json_file import write_json
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -48,17 +49,13 @@ class Pins:
         write_json(self.file, dict(sorted({**commits, repository: commit}.items())))
 
     def _read(self) -> dict[str, str]:
-        try:
-            commits = json.loads(self.file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError) as error:
-            raise self._unreadable(str(error)) from error
-        if not isinstance(commits, dict) or not all(
-            isinstance(commit, str) and _COMMIT.fullmatch(commit) for commit in commits.values()
-        ):
-            raise self._unreadable("not a table of repositories and 40-digit commits")
-        return commits
-
-    def _unreadable(self, why: str) -> BadRequest:
-        return BadRequest(f"{self.file} cannot be read ({why}); correct or delete it")
+        with reading(self.file, "the recorded commits", "correct or delete it", BadRequest):
+            try:
+                commits = json.loads(self.file.read_text(encoding="utf-8"))
+            except (FileNotFoundError, NotADirectoryError):
+                return {}
+            if not isinstance(commits, dict) or not all(
+                isinstance(commit, str) and _COMMIT.fullmatch(commit) for commit in commits.values()
+            ):
+                raise ValueError("not a table of repositories and 40-digit commits")
+            return commits

@@ -14,6 +14,7 @@ from dflash_mlx.kernels.pair_kernels import install_kernels
 from dflash_mlx.pairs import registry
 from dflash_mlx.system.machine import this_machine
 from tests.metal.fake_chip import FakeChip
+from tests.train.tiny_folder import tiny_folder
 
 
 def run(capsys, *arguments, code=0):
@@ -119,6 +120,17 @@ def test_doctor_finds_a_pair_that_does_not_load(home, capsys, tmp_path):
     (folder / "config.json").write_text('{"model_type": "qwen3"}')
     out = run(capsys, "doctor", "-m", str(folder), code=1)
     assert "!!  pair " in out and "holds no safetensors file" in out
+
+
+def test_doctor_refuses_a_tokenizer_made_of_code(home, capsys, tmp_path):
+    """Doctor asked on stdin whether to run the tokenizer's code, and ran it after a "y"."""
+    folder = tiny_folder(tmp_path / "model")
+    config = {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", None]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    out = run(capsys, "doctor", "-m", str(folder), "--draft", "none", code=1)
+    assert "auto_map" in out
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.embedded

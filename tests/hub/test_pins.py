@@ -40,12 +40,14 @@ def test_a_failed_write_leaves_the_old_file(
     assert [file.name for file in tmp_path.iterdir()] == ["revisions.json"]
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"org/a": "main"}', '{"org/a": 3}'])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"org/a": "main"}', '{"org/a": 3}', "[" * 200_000, "\x00"]
+)
 def test_an_edited_file_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> None:
     """A trailing comma in the file ended in a traceback."""
     pins = Pins(tmp_path)
     pins.file.write_text(text)
-    with pytest.raises(BadRequest, match=r"revisions\.json cannot be read .*correct or delete it"):
+    with pytest.raises(BadRequest, match=r"revisions\.json: .*correct or delete it"):
         pins.get("org/a")
 
 
@@ -58,3 +60,19 @@ def test_the_default_folder_is_the_operating_systems(monkeypatch: pytest.MonkeyP
     assert settings_folder() == Path.home() / ".config" / "dflash-mlx"
     monkeypatch.setattr("sys.platform", "darwin")
     assert settings_folder() == Path.home() / "Library" / "Application Support" / "dflash-mlx"
+
+
+@pytest.mark.parametrize("system", ["linux", "darwin"])
+def test_a_user_without_a_home_stores_nothing(monkeypatch: pytest.MonkeyPatch, system: str) -> None:
+    """In a container with an unknown user id every command ended in a traceback."""
+
+    def unknown() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr("sys.platform", system)
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", unknown)
+    pins = Pins(settings_folder())
+    assert pins.get("org/a") is None
+    with pytest.raises(OSError, match="director"):
+        pins.record("org/a", A)
