@@ -159,14 +159,14 @@ def _plan(config: "TrainConfig", as_json: bool) -> None:
 
 
 def _run(config: "TrainConfig", options: TrainOptions) -> None:
-    from dflash_mlx.train.run.options import TrainConfig, resume_config
+    from dflash_mlx.train.run.options import resume_config
     from dflash_mlx.train.run.result import check_out
     from dflash_mlx.train.run.run_folder import RunFolder
 
     terminal, folder = Terminal(), RunFolder(config.run_folder)
     check_out(config.out_folder, options.force)
     if options.resume:
-        stored = resume_config(config, TrainConfig.from_values(folder.state()["config"]))
+        stored = resume_config(config, folder.stored_config())
         with folder:
             result = _train(_set_up(stored, terminal), folder, terminal)
     else:
@@ -174,7 +174,7 @@ def _run(config: "TrainConfig", options: TrainOptions) -> None:
         # before the old run is deleted, because the setup can still refuse the request
         setup = _set_up(config, terminal)
         with folder.create(options.force):
-            folder.update_state(config=config.as_values())
+            folder.update_state(config=config)
             result = _train(setup, folder, terminal)
     if options.as_json:
         typer.echo(json.dumps(result.table()))
@@ -190,7 +190,7 @@ def _train(setup: "TrainingSetup", folder: "RunFolder", terminal: Terminal) -> "
 
     with TrainingProgressView(terminal) as view, on_interrupt(view.stop), wired():
         job = TrainingJob(setup, folder, view.hooks, time.monotonic)
-        if "n_samples" not in folder.state():
+        if folder.state().n_samples is None:
             with _exit_on_interrupt(terminal):
                 terminal.show_status("measuring this machine, two minutes at most")
                 plan = first_plan(setup, job.shards, folder.path, time.monotonic)

@@ -116,9 +116,9 @@ def test_the_target_generates_prompts_and_answers(loaded):
 def test_shards_do_not_depend_on_earlier_shards(loaded, tmp_path):
     """A resumed run has to generate the same corpus."""
     prompts = chat_prompts(*(f"Number {n}?" for n in range(10)))
-    whole = ShardFolder(tmp_path / "whole")
+    whole = ShardFolder(tmp_path / "whole", 260)
     write_corpus(writer(loaded, prompts), whole, 10, lambda n: True, lambda *_: None)
-    interrupted = ShardFolder(tmp_path / "interrupted")
+    interrupted = ShardFolder(tmp_path / "interrupted", 260)
     calls = []
 
     def stop_in_the_second(n_tokens):
@@ -137,7 +137,7 @@ def test_shards_do_not_depend_on_earlier_shards(loaded, tmp_path):
 
 def test_repeated_prompts_are_dropped(loaded, tmp_path):
     """Repeated rows of a data set would be memorised."""
-    shards = ShardFolder(tmp_path)
+    shards = ShardFolder(tmp_path, 260)
     prompts = chat_prompts("A?", "B?", "A?", "C?", "B?", "D?")
     samples = write_corpus(writer(loaded, prompts), shards, 10, lambda n: True, lambda *_: None)
     assert len({sample.prompt for sample in samples}) == len(samples)
@@ -149,7 +149,7 @@ def test_generation_ends_with_enough_samples(loaded, tmp_path):
     """Samples that the plan does not use waste time."""
     prompts = chat_prompts(*(f"Number {n}?" for n in range(40)))
     counts = []
-    shards = ShardFolder(tmp_path)
+    shards = ShardFolder(tmp_path, 260)
     write_corpus(
         writer(loaded, prompts), shards, 5, lambda n: True, lambda n, shard: counts.append(n)
     )
@@ -162,7 +162,7 @@ def test_generation_ends_after_several_empty_shards(loaded, tmp_path):
     prompts = chat_prompts(*("x" * 200 + str(n) for n in range(100)))
     with pytest.raises(BadRequest, match=r"16 answers in a row cannot be used \(too long\)"):
         write_corpus(
-            writer(loaded, prompts), ShardFolder(tmp_path), 10, lambda n: True, lambda *_: None
+            writer(loaded, prompts), ShardFolder(tmp_path, 260), 10, lambda n: True, lambda *_: None
         )
 
 
@@ -189,18 +189,18 @@ def test_a_family_without_batching_is_refused(loaded, monkeypatch):
 
 def test_a_damaged_shard_is_refused(loaded, tmp_path):
     """A full disk can leave an incomplete file among many."""
-    shards = ShardFolder(tmp_path)
+    shards = ShardFolder(tmp_path, 260)
     shards.append(writer(loaded, chat_prompts("A?", "B?")).make_shard(0, lambda n: True))
     file = next(tmp_path.glob("*.json.gz"))
     assert json.loads(gzip.decompress(file.read_bytes()))["samples"]
     file.write_bytes(file.read_bytes()[:20])
-    with pytest.raises(BadCheckpoint, match=r"00000.json.gz is not a shard"):
+    with pytest.raises(BadCheckpoint, match=r"00000.json.gz: the shard cannot be read"):
         list(shards)
 
 
 def test_a_full_disk_keeps_the_earlier_shards(loaded, tmp_path, monkeypatch):
     """An hour of generation must not be lost."""
-    shards = ShardFolder(tmp_path)
+    shards = ShardFolder(tmp_path, 260)
     made = writer(loaded, chat_prompts("A?", "B?")).make_shard(0, lambda n: True)
     shards.append(made)
 

@@ -1,7 +1,9 @@
 """A whole run on a tiny target: plan, generation, training, evaluation, stop and resume."""
 
+import gzip
 import itertools
 import json
+import shutil
 from dataclasses import replace
 
 import mlx.core as mx
@@ -80,9 +82,9 @@ def train_run(config, hooks=None, machine=None):
         run.create(force=False)
     parts = set_up(config, machine or this_machine(), LoadHooks())
     with run:
-        run.update_state(config=config.as_values())
+        run.update_state(config=config)
         job = TrainingJob(parts, run, hooks or TrainingHooks(), Clock())
-        if "n_samples" not in run.state():
+        if run.state().n_samples is None:
             job.adopt(first_plan(parts, job.shards, run.path, Clock()))
         return job.run()
 
@@ -101,7 +103,7 @@ def stopping(phase, done):
 def outcome_of(config):
     """Return what must not depend on when a run was stopped."""
     run = RunFolder(config.run_folder)
-    return run.history(), run.best_weights(), mx.load(str(run.checkpoint))
+    return run.history(), run.best().arrays, mx.load(str(run.checkpoint))
 
 
 def equal(one, other):
@@ -274,3 +276,73 @@ def test_a_loss_that_stays_nan_ends_the_run_and_keeps_the_checkpoint(folder, tmp
     with pytest.raises(DFlashError, match="the last checkpoint is not affected"):
         train_run(config)
     assert (config.run_folder / "checkpoint.safetensors").read_bytes() == checkpoint
+
+
+@pytest.fixture(scope="module")
+def stopped(folder, tmp_path_factory):
+    """A run that was stopped after its second evaluation of three."""
+    config = options(folder, tmp_path_factory.mktemp("stopped") / "draft")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dflash_mlx.train.run.job.evaluation_interval", lambda steps, times: 2)
+        train_run(config, stopping("train", 5))
+    return config
+
+
+def truncated(data):
+    """Return the first half of `data`."""
+    return data[: len(data) // 2]
+
+
+def flipped(data):
+    """Return `data` with a byte of its header changed."""
+    return data[:10] + bytes([data[10] ^ 0x55]) + data[11:]
+
+
+FILES = ("run.json", "history.jsonl", "checkpoint.safetensors", "best.safetensors")
+
+
+@pytest.mark.parametrize("damage", [truncated, flipped])
+@pytest.mark.parametrize("name", [*FILES, "data/00000.json.gz", "features"])
+def test_a_damaged_run_is_resumed_or_refused_in_one_line(stopped, tmp_path, name, damage):
+    """Damaged files of a run ended in tracebacks of json, zlib and MLX."""
+    config = replace(stopped, out=tmp_path / "draft")
+    shutil.copytree(stopped.run_folder, config.run_folder)
+    path = config.run_folder / name
+    file = next(path.iterdir()) if path.is_dir() else path
+    file.write_bytes(damage(file.read_bytes()))
+    if name in ("history.jsonl", "features"):  # their content is ignored or computed again
+        assert train_run(config).finished
+        return
+    with pytest.raises(DFlashError, match=r"delete it, and --resume|start again with --force") as e:
+        train_run(config)
+    assert file.name in str(e.value)
+    assert len(str(e.value).splitlines()) == 1
+    assert len(str(e.value)) < 800
+    if name != "run.json":
+        file.unlink()
+        assert train_run(config).finished
+
+
+def test_weights_of_another_draft_are_refused(stopped, tmp_path):
+    """Valid files with other shapes were published, or failed inside MLX."""
+    config = replace(stopped, out=tmp_path / "draft")
+    shutil.copytree(stopped.run_folder, config.run_folder)
+    run = RunFolder(config.run_folder)
+    arrays = run.best().arrays
+    name = next(name for name in arrays if name.endswith("q_proj.weight"))
+    run.save_best({**arrays, name: arrays[name][:-1]}, 4, 1.5)
+    with pytest.raises(DFlashError, match=r"best\.safetensors contains the weights of another"):
+        train_run(config)
+
+
+@pytest.mark.parametrize("token", [260, -1, 2**40, 1.5, "x", None])
+def test_token_ids_outside_the_vocabulary_in_a_shard_are_refused(stopped, tmp_path, token):
+    """They indexed the embedding out of range, or overflowed the array of ids."""
+    config = replace(stopped, out=tmp_path / "draft")
+    shutil.copytree(stopped.run_folder, config.run_folder)
+    file = config.run_folder / "data/00000.json.gz"
+    table = json.loads(gzip.decompress(file.read_bytes()))
+    table["samples"][0][1][0] = token
+    file.write_bytes(gzip.compress(json.dumps(table).encode()))
+    with pytest.raises(DFlashError, match=r"00000\.json\.gz.*in place of a token id"):
+        train_run(config)

@@ -83,9 +83,9 @@ def test_reading_ends_at_the_limit(tmp_path):
         ),
         ("answers.jsonl", [{"answer": "x", "id": 1}], "rows with the fields answer, id and none"),
         ("mixed.jsonl", [[[1], [2]], {"prompt": "Hi"}], "mixes token ids with text"),
-        ("broken.jsonl", ['{"prompt": '], "cannot be read as data"),
-        ("broken.json.gz", "not gzip", "cannot be read as data"),
-        ("latin.txt", b"\xff\xfe\xfd", "cannot be read as data"),
+        ("broken.jsonl", ['{"prompt": '], "the data cannot be read"),
+        ("broken.json.gz", "not gzip", "the data cannot be read"),
+        ("latin.txt", b"\xff\xfe\xfd", "the data cannot be read"),
         ("assistant.jsonl", [{"messages": [REPLY]}], "none of them is a prompt"),
     ],
 )
@@ -178,5 +178,29 @@ def test_a_truncated_file_is_refused(tmp_path):
     """An incomplete download ended in a traceback of the decompressor."""
     whole = Path(written(tmp_path, "rows.jsonl.gz", [{"prompt": f"ask {n}"} for n in range(50)]))
     (tmp_path / "part.jsonl.gz").write_bytes(whole.read_bytes()[:-20])
-    with pytest.raises(BadRequest, match=r"part\.jsonl\.gz .*truncated or damaged"):
+    with pytest.raises(BadRequest, match=r"part\.jsonl\.gz: .*truncated or damaged"):
         read_source(str(tmp_path / "part.jsonl.gz"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("deep.json", b"[" * 200_000),
+        ("deep.jsonl", b"[" * 200_000),
+        ("odd.parquet", b"PAR1" + bytes(100) + b"PAR1"),
+        ("odd.json.gz", b"\x1f\x8b" + bytes(60)),
+    ],
+)
+def test_malformed_data_are_refused_in_one_line(tmp_path, name, content):
+    """RecursionError, zlib and pyarrow errors escaped as tracebacks."""
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(BadRequest) as refused:
+        read_source(str(tmp_path / name))
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_half_surrogate_pairs_are_replaced(tmp_path):
+    """JSON can contain them, and no tokenizer can encode them."""
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a\\ud800b"}')
+    (prompt,) = read_source(str(tmp_path / "rows.jsonl")).prompts
+    assert prompt.messages[0]["content"] == "a?b"

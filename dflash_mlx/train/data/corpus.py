@@ -14,9 +14,10 @@ from typing import Any
 import mlx.core as mx
 
 from dflash_mlx.config import SamplingConfig
-from dflash_mlx.errors import BadCheckpoint, BadRequest
+from dflash_mlx.errors import BadRequest
 from dflash_mlx.loading.target import LoadedTarget
 from dflash_mlx.system.atomic import replace_file
+from dflash_mlx.system.foreign import quoted, reading
 from dflash_mlx.train.data.generation import (
     TURN_SAMPLING,
     Continue,
@@ -29,6 +30,9 @@ from dflash_mlx.train.data.sources import ChatPrompt
 
 _MAX_EMPTY_SHARDS = 4
 """Shards in a row without a usable sample after which generation is given up: 64 answers."""
+
+_MAX_SHARD_BYTES = 2**26
+"""Largest shard that is read: 64 MiB, hundreds of times the text of 16 samples."""
 
 Encoded = tuple[tuple[int, ...], str]
 """A rendered prompt in token ids, and its kind."""
@@ -44,10 +48,14 @@ class Shard:
 
 
 class ShardFolder:
-    """The shards in a folder: gzipped JSON files that are complete or absent."""
+    """The shards in a folder: gzipped JSON files that are complete or absent.
 
-    def __init__(self, folder: Path) -> None:
+    Token ids of `vocab_size` or more do not belong to the target and are refused.
+    """
+
+    def __init__(self, folder: Path, vocab_size: int) -> None:
         self.folder = folder
+        self.vocab_size = vocab_size
 
     def __len__(self) -> int:
         """Number of shards, counted from the first one up to the first gap."""
@@ -88,18 +96,32 @@ class ShardFolder:
         return self.folder / f"{index:05}.json.gz"
 
     def _read(self, file: Path) -> Shard:
-        try:
-            table: Any = json.loads(gzip.decompress(file.read_bytes()))
-            samples = tuple(
-                Sample(tuple(prompt), tuple(answer), kind)
-                for prompt, answer, kind in table["samples"]
-            )
-            return Shard(samples, Counter(table["dropped"]), int(table["n_generated"]))
-        except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
-            raise BadCheckpoint(
-                f"{file} is not a shard of samples ({error}); delete it and the shards with higher "
-                "numbers, and --resume generates them again"
-            ) from error
+        with (
+            reading(file, "the shard", "delete it, and --resume generates it again"),
+            gzip.open(file) as stream,
+        ):
+            text = stream.read(_MAX_SHARD_BYTES + 1)
+            if len(text) > _MAX_SHARD_BYTES:
+                raise ValueError(f"it has more than {_MAX_SHARD_BYTES} bytes")
+            table: Any = json.loads(text)
+            samples = tuple(self._sample(*row) for row in table["samples"])
+            dropped = {str(reason): _count(n) for reason, n in table["dropped"].items()}
+            return Shard(samples, Counter(dropped), _count(table["n_generated"]))
+
+    def _sample(self, prompt: Any, answer: Any, kind: Any) -> Sample:
+        for ids in (prompt, answer):
+            if not isinstance(ids, list) or not ids:
+                raise ValueError(f"it contains {quoted(ids)} in place of token ids")
+            for token in ids:
+                if type(token) is not int or not 0 <= token < self.vocab_size:
+                    raise ValueError(f"it contains {quoted(token)} in place of a token id")
+        return Sample(tuple(prompt), tuple(answer), str(kind))
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"it contains {quoted(value)} in place of a count")
+    return value
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dflash_mlx.errors import BadRequest, DFlashError
+from dflash_mlx.errors import BadRequest
 from dflash_mlx.hub.data_file import ENDINGS, read_rows
 from dflash_mlx.hub.data_sets import download_file, file_names
 from dflash_mlx.hub.resolve import check_hub_id
 from dflash_mlx.loading.tokenizer import Message
+from dflash_mlx.system.foreign import reading
 from dflash_mlx.system.paths import is_there, typed_path
 from dflash_mlx.train.data.samples import Sample
 
@@ -21,6 +22,10 @@ _CONVERSATION_FIELDS = ("messages", "conversations", "prompt")
 _ROLES = {"human": "user", "gpt": "assistant"}
 """ShareGPT's names of roles, by the names that chat templates use."""
 _KIND_FIELDS = ("kind", "category")
+_MAX_ROWS = 200_000
+"""Rows that are read without `--samples`: more than a day of generation on any machine, and less
+than 1 GB of text."""
+
 _MAX_NAMES = 6
 """Names of files or fields that an error lists: a line of text."""
 
@@ -60,17 +65,11 @@ def read_source(reference: str, limit: int | None = None) -> SourceData:
     rows = read_rows(path) if is_there(path) else _hub_rows(reference)
     found = SourceData()
     field_names: dict[str, None] = {}
-    try:
+    with reading(reference, "the data", "docs/train.md lists the formats", BadRequest):
         for row in rows:
             _add_row(row, found, field_names)
-            if len(found.samples) + len(found.prompts) == limit:
+            if len(found.samples) + len(found.prompts) == (limit or _MAX_ROWS):
                 break
-    except DFlashError:
-        raise
-    except (OSError, ValueError) as error:
-        raise BadRequest(
-            f"{reference} cannot be read as data ({error}); docs/train.md lists the formats"
-        ) from error
     _check_source(reference, found, list(field_names))
     return found
 
@@ -97,8 +96,13 @@ def prompt_of_row(row: Any) -> ChatPrompt | None:
 
 
 def _user_prompt(text: str, kind: str) -> ChatPrompt | None:
-    text = text.strip()
+    text = _without_surrogates(text).strip()
     return ChatPrompt(({"role": "user", "content": text},), kind) if text else None
+
+
+def _without_surrogates(text: str) -> str:
+    """Return `text` with half surrogate pairs, which no tokenizer can encode, replaced."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _through_last_user(turns: list[Any]) -> tuple[Message, ...]:
@@ -110,7 +114,7 @@ def _through_last_user(turns: list[Any]) -> tuple[Message, ...]:
         role, text = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
         if not isinstance(role, str) or not isinstance(text, str):
             return ()
-        messages.append({"role": _ROLES.get(role, role), "content": text})
+        messages.append({"role": _ROLES.get(role, role), "content": _without_surrogates(text)})
     while messages and messages[-1]["role"] != "user":
         messages.pop()
     return tuple(messages) if messages and messages[-1]["content"].strip() else ()

@@ -4,6 +4,7 @@ Must not know what a step does: sample order and anchors follow from the seed an
 """
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,8 +13,10 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
-from dflash_mlx.errors import BadCheckpoint
+from dflash_mlx.errors import DFlashError
+from dflash_mlx.loading.safetensors import read_header
 from dflash_mlx.system.atomic import replace_file
+from dflash_mlx.system.foreign import quoted, reading
 
 ArrayTree = dict[str, Any]
 """Nested dictionaries of arrays."""
@@ -26,6 +29,11 @@ class TrainingCounts:
     step: int = 0
     tokens: int = 0
     skipped: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if type(value) is not int or value < 0:
+                raise ValueError(f"{name} is {quoted(value)}")
 
 
 @dataclass(frozen=True)
@@ -59,20 +67,30 @@ def load_checkpoint(file: Path) -> TrainingCheckpoint | None:
     Raises:
         BadCheckpoint: the file is not one that `save_checkpoint` wrote.
     """
-    if not file.exists():
+    if not os.path.lexists(file):
         return None
-    try:
-        read: Any = mx.load(str(file), return_metadata=True)
-        arrays, metadata = read
+    with reading(file, "the checkpoint", "delete it, and --resume trains from the first step"):
+        arrays, metadata = read_arrays(file)
         counts = TrainingCounts(**json.loads(metadata["counts"]))
         return TrainingCheckpoint(
             counts, _subtree("weights", arrays), _subtree("optimizer", arrays)
         )
-    except (RuntimeError, ValueError, KeyError, TypeError) as error:
-        raise BadCheckpoint(
-            f"{file} is not a checkpoint of a training run ({error}); delete it, and --resume "
-            "trains from the first step"
-        ) from error
+
+
+def read_arrays(file: Path) -> tuple[dict[str, mx.array], dict[str, str]]:
+    """Return the tensors and the metadata of a safetensors file of a run.
+
+    Raises:
+        ValueError: the header is malformed.
+        RuntimeError: MLX cannot read the file.
+    """
+    try:
+        read_header(file)
+    except DFlashError as error:  # its remedy is for downloads
+        raise ValueError("its header is damaged") from error
+    read: Any = mx.load(str(file), return_metadata=True)
+    arrays, metadata = read
+    return arrays, metadata
 
 
 def _with_prefix(part: str, tree: ArrayTree) -> dict[str, mx.array]:

@@ -8,13 +8,14 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
 from dflash_mlx.models.protocols import Target
 from dflash_mlx.train.data.samples import Sample
+from dflash_mlx.train.loop.checkpoint import read_arrays
 
 _LOG = logging.getLogger("dflash_mlx")
 _PREFILL_STEP = 2048
@@ -64,10 +65,8 @@ class FeatureStore:
     def __call__(self, sample: Sample) -> TargetFeatures:
         """Return the features of `sample`, from disk or from the target."""
         file = self._file(sample)
-        if file.exists():
-            read: Any = mx.load(str(file))
-            probabilities = read["probabilities"].astype(mx.float32)
-            return TargetFeatures(read["hidden"], read["teacher"], probabilities)
+        if stored := self._stored(file, sample):
+            return stored
         made = self._compute(sample)
         mx.eval(made)
         self._store(file, made)
@@ -77,6 +76,32 @@ class FeatureStore:
         digest = hashlib.blake2b(self._made_for.encode(), digest_size=16)
         digest.update(np.array([len(sample.prompt), *sample.prompt, *sample.answer]).tobytes())
         return self.folder / f"{digest.hexdigest()}.safetensors"
+
+    def _stored(self, file: Path, sample: Sample) -> TargetFeatures | None:
+        """Return the features in `file`; None if there is none, or it is damaged."""
+        if not file.exists():
+            return None
+        try:
+            arrays, _ = read_arrays(file)
+            found = TargetFeatures(arrays["hidden"], arrays["teacher"], arrays["probabilities"])
+            self._check(found, sample)
+        except (RuntimeError, ValueError, KeyError) as error:
+            _LOG.warning("%s is damaged (%s) and is computed again", file, error)
+            file.unlink()
+            return None
+        return found._replace(probabilities=found.probabilities.astype(mx.float32))
+
+    def _check(self, found: TargetFeatures, sample: Sample) -> None:
+        """Raise ValueError unless `found` has the shapes of features of `sample`."""
+        vocab_size = self.target.shape.vocab_size
+        rows = (sample.n_tokens - sample.first, min(self.teacher_top_k, vocab_size))
+        n_features = len(self.target_layer_ids) * self.target.shape.hidden_size
+        expected = ((1, sample.n_tokens, n_features), rows, rows)
+        if tuple(array.shape for array in found) != expected:
+            raise ValueError("its tensors have other shapes")
+        teacher = np.array(found.teacher)
+        if teacher.min() < 0 or teacher.max() >= vocab_size:
+            raise ValueError("it contains token ids outside the vocabulary")
 
     def _compute(self, sample: Sample) -> TargetFeatures:
         tokens = mx.array([[*sample.prompt, *sample.answer]])

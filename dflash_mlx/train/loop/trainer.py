@@ -133,11 +133,11 @@ class _Run:
         """Continue from `checkpoint`."""
         if checkpoint is None:
             return
-        shapes = _shapes(self.weights)
-        if _shapes(checkpoint.weights) != shapes:
+        expected = (_signature(self.weights), _signature(self.optimizer.state))
+        if (_signature(checkpoint.weights), _signature(checkpoint.optimizer)) != expected:
             raise DFlashError(
-                "the checkpoint in the run folder belongs to another draft; give the same options "
-                "as before, or another folder with -o"
+                "checkpoint.safetensors in the run folder belongs to another draft; give the same "
+                "options as before, or start again with --force"
             )
         self.counts = checkpoint.counts
         # keep the order of this run's trees: the gradient norm sums over them in that order
@@ -273,6 +273,7 @@ def _norm(grads: ArrayTree) -> mx.array:
     return mx.sqrt(sum((array.astype(mx.float32) ** 2).sum() for _, array in flat))
 
 
-def _shapes(tree: ArrayTree) -> dict[str, tuple[int, ...]]:
+def _signature(tree: ArrayTree) -> dict[str, tuple[tuple[int, ...], mx.Dtype]]:
+    """Return the shape and dtype of every array by name."""
     flat: Any = tree_flatten(tree)
-    return {name: array.shape for name, array in flat}
+    return {name: (array.shape, array.dtype) for name, array in flat}

@@ -69,9 +69,9 @@ class TrainingJob:
         self.folder = folder
         self.hooks = hooks
         self.clock = clock
-        self.shards = ShardFolder(folder.data)
+        self.shards = ShardFolder(folder.data, setup.limits.vocab_size)
         self._started_at = clock()
-        self._earlier_s = float(folder.state().get("spent_s", 0.0))
+        self._earlier_s = folder.state().spent_s
 
     def adopt(self, plan: TrainingPlan) -> None:
         """Store the first plan: the number of samples, and the steps if all samples exist."""
@@ -85,7 +85,9 @@ class TrainingJob:
         Raises:
             DFlashError: the loss stays NaN, or the disk is full; the last checkpoint is kept.
         """
-        samples = self._corpus(int(self.folder.state()["n_samples"]))
+        n_samples = self.folder.state().n_samples
+        assert n_samples is not None, "the run has no plan"
+        samples = self._corpus(n_samples)
         if samples is None:
             return TrainingResult(None, self.folder.path, finished=False)
         return self._train(samples)
@@ -110,19 +112,20 @@ class TrainingJob:
 
     def _recipe(self, samples: Samples) -> tuple[Recipe, EvaluationPlan]:
         """Return the stored recipe and evaluations; plan them first if the corpus is new."""
-        if "recipe" not in self.folder.state():
+        if self.folder.state().recipe is None:
             self.hooks.on_progress(TrainingProgress("probe", 0, 1))
             requested = 60 * (self.setup.config.minutes or DEFAULT_MINUTES)
             seconds = max(requested - self._seconds(), _MIN_TRAINING_SHARE * requested)
             disk = self.folder.path
             self._store_plan(make_plan(self.setup, samples, None, seconds, disk, self.clock))
         state = self.folder.state()
-        return Recipe(**state["recipe"]), EvaluationPlan(**state["evaluations"])
+        assert state.recipe is not None and state.evaluations is not None
+        return state.recipe, state.evaluations
 
     def _store_plan(self, plan: TrainingPlan) -> None:
         self.folder.update_state(
-            recipe=asdict(plan.recipe),
-            evaluations=asdict(plan.schedule.evaluations),
+            recipe=plan.recipe,
+            evaluations=plan.schedule.evaluations,
             cache_bytes=plan.cache_bytes,
             plan=asdict(plan),
         )
@@ -156,21 +159,21 @@ class TrainingJob:
             self.setup.initial.draft.target_layer_ids,
             recipe.teacher_top_k,
             self.folder.features,
-            int(self.folder.state()["cache_bytes"]),
+            self.folder.state().cache_bytes,
             target.identity,
         )
 
     def _publish(self, facts: dict[str, Any], finished: bool) -> TrainingResult:
         """Write the weights with the best evaluation to the output folder."""
-        weights, history = self.folder.best_weights(), self.folder.history()
+        best, history = self.folder.best(), self.folder.history()
         step = max((int(line["step"]) for line in history), default=0)
         facts = {**facts, "finished": finished, "progress": {"step": step}}
         self.folder.update_state(spent_s=self._seconds(), finished=finished)
-        if weights is None:
+        if best is None:
             return TrainingResult(None, self.folder.path, finished, facts, history)
         self.hooks.on_progress(TrainingProgress("publish", 0, 1))
         out = self.setup.config.out_folder
-        publish(out, self.setup.initial.config, weights, facts, history)
+        publish(out, self.setup.initial.config, best.arrays, facts, history)
         if finished:
             self.folder.delete_features()
         return TrainingResult(out, self.folder.path, finished, facts, history)

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
+from dflash_mlx.errors import BadCheckpoint
 from dflash_mlx.models.pair import Pair
 from dflash_mlx.system.atomic import replace_file
 from dflash_mlx.train.data.samples import Samples
@@ -21,7 +23,7 @@ from dflash_mlx.train.loop.trainer import AfterStep, StepReport
 from dflash_mlx.train.run.planning import EVALUATED_TOKENS
 from dflash_mlx.train.run.probe import Clock
 from dflash_mlx.train.run.report import curves_page
-from dflash_mlx.train.run.run_folder import RunFolder
+from dflash_mlx.train.run.run_folder import BestWeights, RunFolder
 from dflash_mlx.train.run.setup import TrainingSetup
 
 _SAVE_EVERY_S = 600.0
@@ -119,6 +121,7 @@ class RunMonitor:
         self.stopped = False
         self._saved_at = self._started_at = clock()
         self._first_step: int | None = None
+        self._best = 0.0
 
     def catch_up(self) -> None:
         """Bring history and evaluations to the step of the checkpoint.
@@ -129,12 +132,35 @@ class RunMonitor:
         step = checkpoint.counts.step if checkpoint else 0
         self.folder.rewind(step)
         evaluated = {line["step"] for line in self._evaluations()}
-        if checkpoint and self.evaluator.is_due(step, self.recipe.steps) and step not in evaluated:
+        best = self._load_best()
+        missing = step not in evaluated or best is None
+        if checkpoint and self.evaluator.is_due(step, self.recipe.steps) and missing:
             dtype = self.evaluator.setup.target.dtype
             draft = self.evaluator.setup.initial.draft
             draft.model.update(tree_map(lambda array: array.astype(dtype), checkpoint.weights))
             self.stopped = not self._evaluate(step, checkpoint.counts.tokens)
         self._saved_at = self._started_at = self.clock()
+
+    def _load_best(self) -> BestWeights | None:
+        """Return the best weights so far, and remember their evaluation.
+
+        Raises:
+            BadCheckpoint: the weights are not those of this run's draft.
+        """
+        best = self.folder.best()
+        if best is None:
+            return None
+        shapes = {name: array.shape for name, array in self._parameters().items()}
+        if {name: array.shape for name, array in best.arrays.items()} != shapes:
+            raise BadCheckpoint(
+                f"{self.folder.best_file} contains the weights of another draft; delete it, and "
+                "--resume evaluates the checkpoint again"
+            )
+        self._best = best.tokens_per_round
+        return best
+
+    def _parameters(self) -> dict[str, mx.array]:
+        return dict(tree_flatten(self.evaluator.setup.initial.draft.model.parameters()))
 
     def on_step(self, report: StepReport) -> AfterStep:
         """Log a step; evaluate, save or stop if it is time to."""
@@ -159,10 +185,9 @@ class RunMonitor:
         if found is None:
             return False
         reached = found["decoding"]["tokens_per_round"]
-        before = (line["decoding"]["tokens_per_round"] for line in self._evaluations())
-        if reached > max(before, default=0.0):
-            model = self.evaluator.setup.initial.draft.model
-            self.folder.save_best(dict(tree_flatten(model.parameters())), step)
+        if reached > self._best:
+            self._best = reached
+            self.folder.save_best(self._parameters(), step, reached)
         self.folder.log({"step": step, "tokens": tokens, **found})
         page = curves_page(self.folder.path.name, "training in progress", self.folder.history())
         replace_file(
