@@ -14,12 +14,14 @@ from dflash_mlx.system.installer import install_command
 ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 """Suffixes of data files. A local file with another suffix is text with one row per line."""
 
-
-_MAX_FILE = 2**30
-"""Characters of a .json file, decompressed: 1 GiB; the parsed values take several times as much."""
+_MAX_FILE = 2**27
+"""Characters of a .json file, decompressed: 128 MiB, whose parsed values take 1 to 2 GB."""
 
 _MAX_LINE = 2**26
 """Characters of one line: 64 MiB. A damaged or hostile .gz file can contain one endless line."""
+
+_MAX_ROW_GROUP_BYTES = 2**31
+"""Limit of a decompressed row group of a parquet file, the unit that pyarrow reads."""
 
 
 def read_rows(file: Path) -> Iterator[Any]:
@@ -67,5 +69,9 @@ def _parquet(file: Path) -> Iterator[Any]:
             f"{file.name} is a parquet file and needs pyarrow: {install_command('pyarrow')}; or "
             "give a .jsonl file"
         ) from error
-    for batch in parquet.ParquetFile(file).iter_batches(batch_size=256):
+    table = parquet.ParquetFile(file)
+    for index in range(table.metadata.num_row_groups):
+        if not 0 <= table.metadata.row_group(index).total_byte_size <= _MAX_ROW_GROUP_BYTES:
+            raise ValueError(f"row group {index} has more than {_MAX_ROW_GROUP_BYTES} bytes")
+    for batch in table.iter_batches(batch_size=256):
         yield from batch.to_pylist()

@@ -204,3 +204,15 @@ def test_half_surrogate_pairs_are_replaced(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a\\ud800b"}')
     (prompt,) = read_source(str(tmp_path / "rows.jsonl")).prompts
     assert prompt.messages[0]["content"] == "a?b"
+
+
+def test_sizes_are_bounded_before_memory_is_taken(tmp_path, monkeypatch):
+    """A compressed file of a few kilobytes took all memory."""
+    monkeypatch.setattr("dflash_mlx.hub.data_file._MAX_FILE", 1000)
+    monkeypatch.setattr("dflash_mlx.hub.data_file._MAX_LINE", 1000)
+    for name in ("bomb.json.gz", "bomb.jsonl.gz", "bomb.txt"):
+        text = b'["' + b"x" * 100_000 + b'"]'
+        content = gzip.compress(text) if name.endswith(".gz") else text
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(BadRequest, match="more than 1000 characters"):
+            read_source(str(tmp_path / name))
