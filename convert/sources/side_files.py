@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dflash_mlx.convert.sources.source import ModelSource
 from dflash_mlx.errors import BadCheckpoint
-from dflash_mlx.loading.safetensors import INDEX
+from dflash_mlx.pairs.model_files import INDEX
 
 REPORT = "conversion.json"
 SOURCE_CARD = "SOURCE_README.md"

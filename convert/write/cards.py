@@ -15,9 +15,9 @@ from dflash_mlx.convert.plan.job import ConversionJob
 from dflash_mlx.convert.sources.side_files import REPORT, side_files, write_side_files
 from dflash_mlx.convert.write.destination import default_name
 from dflash_mlx.convert.write.model_card import model_card
-from dflash_mlx.loading.safetensors import INDEX
 from dflash_mlx.pairs import manifest, registry
 from dflash_mlx.pairs.manifest import Manifest, Origin, draft_facts, target_facts
+from dflash_mlx.pairs.model_files import INDEX
 
 _KEPT_IF_UNCHANGED = ("README.md", manifest.FILE, REPORT)
 

@@ -154,6 +154,8 @@ def assemble(
     check_manifest(*paths)
     hooks.on_step(f"loading {choice.target}")
     read = load_target(files.target.path, compute)
+    for line in read.notices:
+        hooks.on_notice(line)
     bound = None
     if files.draft is not None:
         hooks.on_step(f"loading draft {choice.draft}")

@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
-from dflash_mlx.system.foreign import quoted, reading
-
-INDEX = "model.safetensors.index.json"
-SINGLE_FILE = "model.safetensors"
+from dflash_mlx.pairs.model_files import INDEX, needed_weights
+from dflash_mlx.system.foreign import quoted, reading, shorten
 
 _MAX_HEADER_BYTES = 100_000_000
 """The limit of the format."""
@@ -181,7 +179,7 @@ def read_checkpoint(folder: Path) -> dict[str, dict[str, TensorEntry]]:
         UnsupportedModel: a tensor has an element type that MLX cannot hold.
     """
     index = read_index(folder)
-    files = {name: read_header(folder / name) for name in weight_files(folder, index)}
+    files = {name: read_header(folder / name) for name in _weight_files(folder)}
     if index is None:
         return files
     for tensor, name in index.items():
@@ -199,27 +197,23 @@ def read_checkpoint(folder: Path) -> dict[str, dict[str, TensorEntry]]:
     return files
 
 
-def weight_files(folder: Path, index: Mapping[str, str] | None) -> list[str]:
-    """Return the names of a checkpoint's files: those of the index, or the only one.
+def _weight_files(folder: Path) -> list[str]:
+    """Return the names of a checkpoint's files.
 
     Raises:
-        BadCheckpoint: a file is missing, or there are several and no index.
+        BadCheckpoint: a file is missing, or there are several without index and numbers.
     """
-    if index is not None:
-        names = sorted(set(index.values()))
-        if missing := [name for name in names if not (folder / name).is_file()]:
-            raise BadCheckpoint(
-                f"{folder} lacks the weight files {', '.join(missing[:3])}"
-                f"{' and more' if len(missing) > 3 else ''}, which {INDEX} names; {_DAMAGED}"
-            )
-        return names
-    if (folder / SINGLE_FILE).is_file():
-        return [SINGLE_FILE]
-    names = sorted(path.name for path in folder.glob("*.safetensors"))
-    if len(names) == 1:
-        return names
-    found = f"{len(names)} safetensors files and no {INDEX}" if names else "no safetensors file"
-    raise BadCheckpoint(f"{folder} holds {found}; download the model again")
+    names = needed_weights(folder)
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        raise BadCheckpoint(
+            f"{folder} lacks the weight files {shorten(', '.join(missing))}; {_DAMAGED}"
+        )
+    if len(names) > 1 and not (folder / INDEX).exists() and "-of-" not in names[0]:
+        raise BadCheckpoint(
+            f"{folder} holds {len(names)} safetensors files and no {INDEX}; download the model "
+            "again"
+        )
+    return names
 
 
 def read_index(folder: Path) -> dict[str, str] | None:

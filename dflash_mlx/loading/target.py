@@ -21,14 +21,15 @@ from dflash_mlx.gguf.tokenizer import build_tokenizer
 from dflash_mlx.loading.arguments import check_argument_types
 from dflash_mlx.loading.compatibility import check_target_config
 from dflash_mlx.loading.compute import Compute, check_compute, settle_weights
-from dflash_mlx.loading.generation import eos_token_ids, sampling_defaults
+from dflash_mlx.loading.generation import generation_defaults
 from dflash_mlx.loading.safetensors import read_checkpoint
 from dflash_mlx.loading.tokenizer import Tokenizer
 from dflash_mlx.loading.weights import fill
 from dflash_mlx.models.targets.config_file import TargetConfig, read_target_config
 from dflash_mlx.models.targets.decoder import DecoderTarget
 from dflash_mlx.models.targets.families import family_of
-from dflash_mlx.system.foreign import reading
+from dflash_mlx.pairs.model_files import missing_files
+from dflash_mlx.system.foreign import reading, shorten
 from dflash_mlx.system.json_file import read_json
 
 _LOG = logging.getLogger("dflash_mlx")
@@ -36,12 +37,16 @@ _LOG = logging.getLogger("dflash_mlx")
 
 @dataclass(frozen=True)
 class LoadedTarget:
-    """A target with the tokenizer, sampling defaults and configuration of its folder."""
+    """A target with the tokenizer, sampling defaults and configuration of its folder.
+
+    `notices` has a line for each value in the folder that is not used as it is.
+    """
 
     target: DecoderTarget
     tokenizer: Tokenizer
     sampling: SamplingConfig
     config: Mapping[str, Any]
+    notices: tuple[str, ...] = ()
 
 
 def load_target(path: Path, compute: Compute) -> LoadedTarget:
@@ -54,13 +59,22 @@ def load_target(path: Path, compute: Compute) -> LoadedTarget:
     if path.is_file():
         return _load_gguf(path, compute)
     config = check_target_config(read_json(path / "config.json"), str(path))
+    _check_files(path)
     model = _read_model(path, config)
     target = _make_target(model, config, path, compute)
-    generation = _optional_json(path / "generation_config.json")
-    ids = eos_token_ids(config.values, config.text, generation)
-    return LoadedTarget(
-        target, Tokenizer.read(path, ids), sampling_defaults(generation), config.values
-    )
+    defaults = generation_defaults(path, config.values, config.text)
+    tokenizer = Tokenizer.read(path, defaults.eos_token_ids)
+    return LoadedTarget(target, tokenizer, defaults.sampling, config.values, defaults.notices)
+
+
+def _check_files(path: Path) -> None:
+    """Refuse a folder that lacks files: transformers makes up an empty tokenizer."""
+    if missing := missing_files(path):
+        raise BadCheckpoint(
+            f"{path} lacks {shorten(', '.join(missing))}"
+            f"{', so it has no tokenizer' if 'tokenizer.json' in missing else ''}; download the "
+            "model again"
+        )
 
 
 def _make_target(
@@ -75,10 +89,6 @@ def _make_target(
         shape = target.shape
     _LOG.info("%s: %s", path, shape)
     return target
-
-
-def _optional_json(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.exists() else {}
 
 
 def _read_model(path: Path, config: TargetConfig) -> nn.Module:

@@ -22,6 +22,7 @@ CheckConfig = Callable[[dict[str, Any]], object]
 CONFIG = "config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 INDEX = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
 
 SIDE_FILES = ("generation_config.json", TOKENIZER_CONFIG, "chat_template.jinja")
 """Files of a target that some models lack: sampling defaults and end tokens, special tokens, chat
@@ -86,7 +87,7 @@ def missing_files(folder: Path) -> list[str]:
         return [CONFIG]
     names = {file.name for file in folder.iterdir() if file.exists()}
     config = read_json(folder / CONFIG)
-    missing = [name for name in _needed_weights(folder, names) if name not in names]
+    missing = [name for name in needed_weights(folder) if name not in names]
     if not _is_draft(config, folder / CONFIG) and not has_tokenizer(names):
         missing.append("tokenizer.json")
     return missing
@@ -114,8 +115,17 @@ def missing_side_files(folder: Path) -> list[str]:
     return [name for name in SIDE_FILES if not is_there(folder / name)]
 
 
-def _needed_weights(folder: Path, names: Collection[str]) -> list[str]:
+def needed_weights(folder: Path) -> list[str]:
+    """Return the weight files of the model in `folder`, in order; some may be missing.
+
+    The index decides, then `model.safetensors`, then the numbers in the names of shards. Other
+    safetensors files belong to other models.
+
+    Raises:
+        BadCheckpoint: the index cannot be read, or names files outside the folder.
+    """
     index = folder / INDEX
+    names = {file.name for file in folder.iterdir() if file.exists()}
     if is_there(index):
         with reading(index, "the index of shards"):
             found = sorted(set(read_json(index)["weight_map"].values()))
@@ -127,10 +137,14 @@ def _needed_weights(folder: Path, names: Collection[str]) -> list[str]:
                 "safetensors files, download the model again"
             )
         return found
-    shards = [match for name in names if (match := _SHARD.fullmatch(name))]
-    if "model.safetensors" in names or not shards:
-        return weights_among(names) or ["model.safetensors"]
-    stem, count = shards[0][1], int(shards[0][3])
+    if SINGLE_FILE in names:
+        return [SINGLE_FILE]
+    shards = sorted(name for name in names if _SHARD.fullmatch(name))
+    if not shards:
+        return weights_among(names) or [SINGLE_FILE]
+    match = _SHARD.fullmatch(shards[0])
+    assert match is not None
+    stem, count = match[1], int(match[3])
     return [f"{stem}-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
 
 

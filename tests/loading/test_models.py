@@ -7,15 +7,14 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
-from dflash_mlx.config import SamplingConfig
 from dflash_mlx.errors import BadCheckpoint, DFlashError, PairMismatch, UnsupportedModel
 from dflash_mlx.loading.compute import compute_here
 from dflash_mlx.loading.draft import load_draft
-from dflash_mlx.loading.generation import sampling_defaults
 from dflash_mlx.loading.target import load_target
 from dflash_mlx.models.pair import Pair
 from tests.tiny import answer, draft_config, random_draft, write_target
 from tests.tiny_configs import PUBLISHED
+from tests.train.tiny_folder import tiny_folder
 
 
 @pytest.fixture
@@ -162,7 +161,7 @@ def test_truncated_weights_are_named(target, weights, tmp_path, n_bytes):
     file.write_bytes(file.read_bytes()[:n_bytes])
     with pytest.raises(BadCheckpoint, match=r"model\.safetensors"):
         load_draft(file.parent, target, compute_here())
-    folder = write_target(tmp_path / "target")
+    folder = tiny_folder(tmp_path / "target")
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:n_bytes])
     with pytest.raises(BadCheckpoint, match=r"model\.safetensors"):
@@ -202,20 +201,3 @@ def test_weights_are_not_held_twice(target, weights, tmp_path):
     draft = load_draft(folder, target, compute_here())
     used = sum(a.nbytes for _, a in tree_flatten(draft.model.parameters()))
     assert mx.get_peak_memory() - before <= used * 1.6
-
-
-@pytest.mark.parametrize(
-    ("generation", "expected"),
-    [
-        ({}, SamplingConfig()),
-        ({"temperature": 0.6}, SamplingConfig()),
-        (
-            {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95},
-            SamplingConfig(temperature=0.6, top_k=20, top_p=0.95),
-        ),
-        ({"do_sample": True}, SamplingConfig(temperature=1.0)),
-    ],
-)
-def test_sampling_defaults_come_from_the_models_generation_config(generation, expected):
-    """Other sampling defaults than the model's make its answers worse."""
-    assert sampling_defaults(generation) == expected

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
-from dflash_mlx.loading.safetensors import INDEX, read_checkpoint
+from dflash_mlx.loading.safetensors import read_checkpoint
+from dflash_mlx.pairs.model_files import INDEX
 from tests.convert.checkpoints import save_numpy
 
 FLOATS = ("F32", (2, 3), np.arange(6, dtype=np.float32).tobytes())

@@ -9,11 +9,11 @@ from mlx.utils import tree_flatten
 from dflash_mlx.errors import BadCheckpoint, DFlashError
 from dflash_mlx.loading.compute import compute_here
 from dflash_mlx.loading.draft import load_draft
-from dflash_mlx.loading.safetensors import INDEX
 from dflash_mlx.loading.target import load_target
 from dflash_mlx.models.pair import Pair
+from dflash_mlx.pairs.model_files import INDEX
 from tests.gguf.writer import write_tiny
-from tests.tiny import answer, random_draft
+from tests.tiny import answer, random_draft, write_target
 from tests.tiny_configs import CONFIGS, PUBLISHED
 from tests.train.tiny_folder import tiny_folder
 
@@ -145,6 +145,17 @@ def test_a_value_of_the_wrong_type_is_one_line(tmp_path, family, changes):
         load_target(folder, compute_here())
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "llama"])
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path, family):
+    """transformers made up an empty tokenizer for some families, and the prompt was lost."""
+    folder = write_target(tmp_path / "target", family)
+    with pytest.raises(BadCheckpoint, match="has no tokenizer"):
+        load_target(folder, compute_here())
+    (folder / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(BadCheckpoint, match="has no tokenizer"):
+        load_target(folder, compute_here())
 
 
 def test_a_gguf_suffix_in_capitals_is_accepted(tmp_path):

@@ -92,6 +92,46 @@ def test_both_layouts_mean_the_same_draft():
     assert (speculators.rms_norm_eps, speculators.rope_theta) == (1e-6, 10000.0)
 
 
+@pytest.mark.parametrize(
+    "config",
+    [{**PUBLISHED, "architectures": ["Qwen3DFlashDraftModel"]}, nested(PUBLISHED, causal=False)],
+)
+def test_drafts_of_other_trainers_are_read(config):
+    """NeMo Automodel's class name and its `causal: false` were refused."""
+    draft = read_draft_config(config)
+    stated = "causal" in config["dflash_config"]
+    assert draft.in_block_causal == ((False, False) if stated else (True, False))
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({**PUBLISHED, "dflash_config": "x"}, "dflash_config is 'x'"),
+        ({**PUBLISHED, "architectures": True}, "architectures"),
+        ({**PUBLISHED, "architectures": [1]}, "architectures"),
+        ({**PUBLISHED, "layer_types": 5}, "layer_types is 5"),
+        ({**PUBLISHED, "layer_types": [[1], [2]]}, "layer_types"),
+        ({**PUBLISHED, "rope_scaling": "x"}, "rope_scaling is 'x'"),
+        ({**PUBLISHED, "rms_norm_eps": -0.0}, "rms_norm_eps"),
+        ({**PUBLISHED, "rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        ({**PUBLISHED, "num_attention_heads": 0}, "num_attention_heads is 0"),
+        ({**PUBLISHED, "head_dim": [1]}, "head_dim"),
+        ({**PUBLISHED, "quantization": "x"}, "quantization is 'x'"),
+        ({**PUBLISHED, "target_hidden_size": "x"}, "target_hidden_size is 'x'"),
+        ({**PUBLISHED, "num_target_layers": "x"}, "num_target_layers is 'x'"),
+        ({**PUBLISHED, "is_causal": "x"}, "is_causal is 'x'"),
+        ({**PUBLISHED, "hidden_act": ["silu"]}, "hidden_act"),
+        ({**PUBLISHED, "attention_bias": "x"}, "attention_bias is 'x'"),
+        ({**SPECULATORS, "transformer_layer_config": [1]}, "transformer_layer_config is"),
+        ({**SPECULATORS, "speculators_model_type": [1]}, "speculators draft of kind"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_named(config, words):
+    """Such values ended in AttributeError, TypeError and ValueError."""
+    with pytest.raises((BadCheckpoint, UnsupportedModel), match=words):
+        read_draft_config(config)
+
+
 def test_dflash2_drafts_of_both_layouts_attend_to_the_whole_block():
     """A DFlash 2 draft run as causal inside the block loses half of its accepted tokens."""
     second = {**SPECULATORS, "speculators_model_type": "dflash2"}

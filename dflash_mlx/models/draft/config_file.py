@@ -15,13 +15,19 @@ from dflash_mlx.models.draft.config import (
     SelectorConfig,
 )
 from dflash_mlx.models.draft.config_keys import refuse_other_mathematics
+from dflash_mlx.models.draft.config_values import ConfigValues
 from dflash_mlx.models.rope_config import ALL_LAYERS, read_rope
 from dflash_mlx.system.foreign import quoted
 
-_ARCHITECTURES = ("DFlashDraftModel", "DFlash2DraftModel")
+_ARCHITECTURES = ("DFlashDraftModel", "DFlash2DraftModel", "Qwen3DFlashDraftModel")
+"""The third is the class of NVIDIA NeMo Automodel, which trains the same model."""
 _KINDS = ("dflash", "dflash2")
 _DRAFT_KEYS = ("dflash_config", "speculators_model_type", "target_layer_ids", "markov_rank")
 _DRAFT_CLASS_PARTS = ("Draft", "Speculator", "DSpark")
+
+_MAX_LAYERS, _MAX_BLOCK = 1000, 1024
+"""A hundred times the published drafts' 8 layers and 16 tokens; larger numbers are damage, and a
+list of that length would be allocated before the weights are read."""
 
 _QWEN3_DEFAULTS = {
     "vocab_size": 151936,
@@ -76,16 +82,16 @@ def _read_published(config: Mapping[str, Any], source: str) -> DraftConfig:
             f"{source} has architectures {quoted(architectures)}; a draft needs one of "
             f"{', '.join(_ARCHITECTURES)}. Give such a draft, or use --draft none"
         )
-    nested = _section(config, "dflash_config", source)
+    nested = ConfigValues(config, source).section("dflash_config")
     refuse_other_mathematics(config, nested, source)
 
     def dflash(key: str, default: Any = None) -> Any:
         return nested.get(key, config.get(key, default))
 
-    values = _Values(config, source)
+    values = ConfigValues(config, source)
     common = _transformer(values)
     common |= {
-        "block_size": values.whole("block_size", dflash("block_size")),
+        "block_size": values.whole("block_size", dflash("block_size"), 2, _MAX_BLOCK),
         "mask_token_id": values.whole("mask_token_id", dflash("mask_token_id"), minimum=0),
         "target_layer_ids": values.ids("target_layer_ids", dflash("target_layer_ids")),
         "num_target_layers": values.whole("num_target_layers", dflash("num_target_layers")),
@@ -96,9 +102,11 @@ def _read_published(config: Mapping[str, Any], source: str) -> DraftConfig:
         "final_logit_softcapping": values.optional_number(
             "final_logit_softcapping", dflash("final_logit_softcapping")
         ),
-        "in_block_causal": _in_block_causal(common["layer_types"], dflash("is_causal")),
-        "target_hidden_size": dflash("target_hidden_size"),
-        "attention_sinks": bool(dflash("attention_sink_bias", False)),
+        "in_block_causal": _in_block_causal(common["layer_types"], _is_causal(values, dflash)),
+        "target_hidden_size": values.optional_whole(
+            "target_hidden_size", dflash("target_hidden_size")
+        ),
+        "attention_sinks": values.flag("attention_sink_bias", dflash("attention_sink_bias")),
         "draft_vocab_size": _reduced(values, dflash("draft_vocab_size"), common["vocab_size"]),
     }
     if "DFlash2DraftModel" in architectures:
@@ -113,21 +121,25 @@ def _read_speculators(config: Mapping[str, Any], source: str) -> DraftConfig:
             f"{source} holds a speculators draft of kind {quoted(kind)}; supported are "
             f"{' and '.join(_KINDS)}. Use a DFlash draft, or --draft none"
         )
-    layers = _section(config, "transformer_layer_config", source)
+    layers = ConfigValues(config, source).section("transformer_layer_config")
     refuse_other_mathematics(layers, config, source)
     defaults = _QWEN3_DEFAULTS if layers.get("model_type", "qwen3") == "qwen3" else {}
-    values = _Values({**defaults, **layers}, source)
+    values = ConfigValues({**defaults, **layers}, source)
     common = _transformer(values)
     shifted = values.ids("aux_hidden_state_layer_ids", config.get("aux_hidden_state_layer_ids"))
     non_causal = config.get("sliding_window_non_causal", kind == "dflash2")
     common |= {
-        "block_size": values.whole("block_size", config.get("block_size")),
+        "block_size": values.whole("block_size", config.get("block_size"), 2, _MAX_BLOCK),
         "mask_token_id": values.whole("mask_token_id", config.get("mask_token_id"), minimum=0),
         # speculators counts hidden states, of which number 0 is the embedding's output
         "target_layer_ids": tuple(index - 1 for index in shifted),
-        "num_target_layers": config.get("num_target_layers"),
+        "num_target_layers": values.optional_whole(
+            "num_target_layers", config.get("num_target_layers")
+        ),
         "in_block_causal": _in_block_causal(common["layer_types"], False if non_causal else None),
-        "target_hidden_size": config.get("target_hidden_size"),
+        "target_hidden_size": values.optional_whole(
+            "target_hidden_size", config.get("target_hidden_size")
+        ),
         "draft_vocab_size": _reduced(values, config.get("draft_vocab_size"), common["vocab_size"]),
     }
     if kind == "dflash2":
@@ -135,22 +147,14 @@ def _read_speculators(config: Mapping[str, Any], source: str) -> DraftConfig:
     return _checked(DraftConfig(**common), source)
 
 
-def _section(config: Mapping[str, Any], key: str, source: str) -> Mapping[str, Any]:
-    """Return a table of a configuration, empty where it is absent."""
-    section = config.get(key)
-    if section is not None and not isinstance(section, Mapping):
-        raise BadCheckpoint(f"{source}: {key} is {quoted(section)}; it needs a table")
-    return section or {}
-
-
-def _reduced(values: "_Values", stated: Any, vocab_size: int) -> int | None:
+def _reduced(values: ConfigValues, stated: Any, vocab_size: int) -> int | None:
     """Return the size of a reduced vocabulary, None where it equals the target's."""
     if stated is None or stated == vocab_size:
         return None
     return values.whole("draft_vocab_size", stated)
 
 
-def _dflash2(values: "_Values", get: Any) -> dict[str, Any]:
+def _dflash2(values: ConfigValues, get: Any) -> dict[str, Any]:
     """Return the fields that only DFlash 2 has."""
 
     def size(key: str) -> int:
@@ -162,10 +166,10 @@ def _dflash2(values: "_Values", get: Any) -> dict[str, Any]:
     }
 
 
-def _transformer(values: "_Values") -> dict[str, Any]:
+def _transformer(values: ConfigValues) -> dict[str, Any]:
     """Return the fields of the transformer layers, which every layout spells as Qwen3 does."""
     get = values.config.get
-    layers = values.whole("num_hidden_layers", get("num_hidden_layers"))
+    layers = values.whole("num_hidden_layers", get("num_hidden_layers"), maximum=_MAX_LAYERS)
     ropes = read_rope(values.config, values.source)
     if (rope := ropes.get(ALL_LAYERS)) is None:
         raise UnsupportedModel(
@@ -179,11 +183,16 @@ def _transformer(values: "_Values") -> dict[str, Any]:
         )
     heads = values.whole("num_attention_heads", get("num_attention_heads"))
     hidden = values.whole("hidden_size", get("hidden_size"))
-    types = tuple(get("layer_types") or ["full_attention"] * layers)
-    if len(types) != layers or set(types) - {"full_attention", "sliding_attention"}:
-        raise BadCheckpoint(
-            f"{values.source}: layer_types is {quoted(list(types))}; it needs {layers} entries, "
-            "each full_attention or sliding_attention"
+    types = get("layer_types")
+    if types is None:
+        types = ["full_attention"] * layers
+    if (
+        not isinstance(types, list)
+        or len(types) != layers
+        or any(kind not in ("full_attention", "sliding_attention") for kind in types)
+    ):
+        raise values.wrong(
+            "layer_types", types, f"{layers} entries, each full_attention or sliding_attention"
         )
     window = get("sliding_window") if "sliding_attention" in types else None
     if "sliding_attention" in types:
@@ -198,17 +207,28 @@ def _transformer(values: "_Values") -> dict[str, Any]:
         ),
         "head_dim": values.whole("head_dim", get("head_dim", hidden // heads)),
         "vocab_size": values.whole("vocab_size", get("vocab_size")),
-        "rms_norm_eps": values.number("rms_norm_eps", get("rms_norm_eps")),
-        "rope_theta": values.number("rope_theta", rope.theta),
+        "rms_norm_eps": values.number("rms_norm_eps", get("rms_norm_eps"), above=0),
+        "rope_theta": values.number("rope_theta", rope.theta, above=0),
         "rope_scaling": None if rope.kind == "default" else rope.table(),
         "max_position_embeddings": values.whole(
             "max_position_embeddings", get("max_position_embeddings")
         ),
-        "layer_types": types,
+        "layer_types": tuple(types),
         "sliding_window": window,
-        "attention_bias": bool(get("attention_bias", False)),
-        "quantization": get("quantization") or get("quantization_config"),
+        "attention_bias": values.flag("attention_bias", get("attention_bias")),
+        "quantization": values.section("quantization")
+        or values.section("quantization_config")
+        or None,
     }
+
+
+def _is_causal(values: ConfigValues, get: Any) -> bool | None:
+    """Return the causality inside the block, in either spelling; None where it is not given."""
+    is_causal = get("is_causal")
+    # `causal` has been checked: it is absent or false
+    if is_causal is None and get("causal") is False:
+        return False
+    return values.optional_flag("is_causal", is_causal)
 
 
 def _in_block_causal(types: tuple[Attention, ...], is_causal: bool | None) -> tuple[bool, ...]:
@@ -238,8 +258,6 @@ def _checked(draft: DraftConfig, source: str) -> DraftConfig:
             f"{source}: num_attention_heads {draft.num_attention_heads} is not a multiple of "
             f"num_key_value_heads {draft.num_key_value_heads}. Use another draft, or --draft none"
         )
-    if draft.block_size < 2:
-        raise BadCheckpoint(f"{source}: block_size is {draft.block_size}; it needs 2 or more")
     _check_dflash2(draft, source)
     return draft
 
@@ -261,36 +279,4 @@ def _check_dflash2(draft: DraftConfig, source: str) -> None:
         raise UnsupportedModel(
             f"{source}: draft_vocab_size is {draft.draft_vocab_size}; a draft with a selector "
             "needs the target's vocabulary. Use another draft, or --draft none"
-        )
-
-
-class _Values:
-    """Typed access to a configuration; errors name the key."""
-
-    def __init__(self, config: Mapping[str, Any], source: str) -> None:
-        self.config = config
-        self.source = source
-
-    def whole(self, key: str, value: Any, minimum: int = 1) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-            raise self._wrong(key, value, f"a whole number >= {minimum}")
-        return value
-
-    def number(self, key: str, value: Any) -> float:
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise self._wrong(key, value, "a number")
-        return float(value)
-
-    def optional_number(self, key: str, value: Any) -> float | None:
-        return None if value is None else self.number(key, value)
-
-    def ids(self, key: str, value: Any) -> tuple[int, ...]:
-        if not isinstance(value, list | tuple) or not value:
-            raise self._wrong(key, value, "a list of layer numbers")
-        return tuple(self.whole(key, item, minimum=0) for item in value)
-
-    def _wrong(self, key: str, value: Any, need: str) -> BadCheckpoint:
-        got = "missing" if value is None else quoted(value)
-        return BadCheckpoint(
-            f"{self.source}: {key} is {got}; it needs {need}. Use another draft, or --draft none"
         )

@@ -38,7 +38,7 @@ _DRAFTING: dict[str, tuple[Any, ...]] = {
     "confidence_head": _OFF,
     "shift_label": _OFF,
     "projector_type": (None, "dflash"),
-    "causal": (None,),
+    "causal": (None, False),
     "dflash_query_causal": (None,),
     "draft_window_size": (None,),
     "use_swa": (None,),
