@@ -58,20 +58,17 @@ _MAX_CALLER_SHARE = 0.05
 """Share of a round that the caller may take. A round that was launched early continues on the
 device meanwhile, so a longer absence makes its time too short by more than 5%."""
 
-_FIRST_PLAIN_STEPS = 4
-"""Plain steps in a row while plain decoding is unmeasured: two of four are pipelined on both
-sides (`_MIN_OBSERVATIONS`). After a slow caller those are not measurable, and the unpipelined
-steps that follow replace them."""
-
-_CHECK_STEPS = 4
-"""Plain steps of a later check, for the same reason."""
-
 _MIN_OBSERVATIONS = 2
 """Rounds of a block size after which its estimated cost is used instead of the measured time."""
 
-_CHECK_TOKENS = 500
-"""Tokens between checks at a gain of 1 (half as many at 0.5): four plain steps that each lose
-the gain then take 4 / 500 = 0.8% of the time, as probes may."""
+_CHECK_STEPS = _MIN_OBSERVATIONS + 2
+"""Plain steps in a row while plain decoding is measured: the first and the last are not pipelined
+on both sides. After a slow caller the others cannot be measured either, and the unpipelined steps
+that follow replace them."""
+
+_CHECK_TOKENS = _CHECK_STEPS / _PROBING_RATE
+"""Tokens between checks at a gain of 1 (half as many at 0.5): the check steps, which each lose the
+gain, then take the share of the time that probes take."""
 
 _LOSING_STEPS, _LOSING_CHECK_TOKENS = 3.0, 32
 """Plain steps lost from which on a check comes after this many tokens."""
@@ -148,7 +145,7 @@ class AdaptiveBlock:
         if self.disabled_reason is not None:
             return self._probes.remaining > 1
         if self._unmeasured(self._context):
-            return self._n_plain < _FIRST_PLAIN_STEPS
+            return self._n_plain < _CHECK_STEPS
         return self._n_plain > 0 and self._best_here()[1] < 1 / MIN_SPEEDUP
 
     def times_draft(self) -> bool:

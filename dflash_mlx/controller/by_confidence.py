@@ -26,14 +26,12 @@ _CHANGE_ROUNDS = 6.0
 _FAST_STEP, _SLOW_STEP = 1 / 12, 1 / 96
 """Step sizes of the recent and of the long average of the target's confidence."""
 
-_WARM_UP_TOKENS = 48
-"""Tokens before the long average is compared with the recent one."""
+_WARM_UP_TOKENS = round(4 / _FAST_STEP)
+"""Tokens before the two averages are compared: four time constants of the recent one, which then
+has 98% of its weight."""
 
 _CHANGE_ERRORS = 3.0
 """Standard errors between the two averages that count as a change."""
-
-_INITIAL_VARIANCE = 0.04
-"""Variance of a token's confidence before any token (a standard deviation of 0.2)."""
 
 _MIN_ERROR = 0.01
 """Smallest standard error: text of constant confidence must not make rounding a change."""
@@ -101,7 +99,7 @@ class ConfidenceChange:
     def __init__(self) -> None:
         self._n_tokens = 0
         self._recent = self._long = 0.0
-        self._variance = _INITIAL_VARIANCE
+        self._variance = 0.0  # the first token replaces it
 
     def observe(self, confidence: float) -> bool:
         """Update with the confidence (0 to 1) of one token; return whether the text changed."""

@@ -40,17 +40,8 @@ _MACHINE_PROCESS_NOISE = 1e-3
 _BLOCK_SIZE_PROCESS_NOISE = 2e-5
 """Variance that each round adds to one block size: its relative cost hardly changes."""
 
-_UNPIPELINED_COST = 1.1
+UNPIPELINED_COST = 1.1
 """Cost of an unpipelined plain step, in pipelined ones, before one is measured."""
-
-_UNPIPELINED_PRIOR_STEPS = 4.0
-"""Pseudo-count of that value."""
-
-_UNPIPELINED_MIN_STEP = 0.02
-"""Smallest step size of its running average (a memory of 50 steps)."""
-
-_UNPIPELINED_MAX_INNOVATION = 0.3
-"""Innovations of that average are clipped to this difference of logs."""
 
 _CONTEXT_GRAIN = 64
 """Context is rounded down to this many tokens for the cost table.
@@ -121,8 +112,8 @@ class LiveCosts:
         self._grain = -1
         self._curve_ratios: Floats = np.ones(n)
         self._relative: list[float] = []
-        self._log_unpipelined = math.log(_UNPIPELINED_COST)
-        self._n_unpipelined = _UNPIPELINED_PRIOR_STEPS
+        self._log_unpipelined = math.log(UNPIPELINED_COST)
+        self._unpipelined_variance = _PLAIN_VARIANCE
 
     @property
     def unpipelined(self) -> float:
@@ -154,21 +145,21 @@ class LiveCosts:
         innovation = measured - self._state[at]
         self._covariance += self._process_noise
         variance = self._covariance[at, at] + _OBSERVATION_NOISE
-        limit = _MAX_INNOVATION * math.sqrt(variance)
         gain = self._covariance[at] / variance
-        self._state += gain * min(max(innovation, -limit), limit)
+        self._state += gain * _clipped(innovation, variance)
         self._covariance -= np.outer(gain, self._covariance[at])
         self._observed[block_size] = (self.n_observed(block_size, context) + 1, context)
         self._context = context
         self._relative = []
 
     def observe_unpipelined(self, context: int, seconds: float) -> None:
-        """Update from an unpipelined plain step that took `seconds`."""
-        self._n_unpipelined += 1
-        step = max(1 / self._n_unpipelined, _UNPIPELINED_MIN_STEP)
+        """Update from an unpipelined plain step that took `seconds` (a filter of its own)."""
+        variance = self._unpipelined_variance + _BLOCK_SIZE_PROCESS_NOISE
         measured = math.log(max(seconds, 1e-9) / self.seconds(1, context))
-        innovation, limit = measured - self._log_unpipelined, _UNPIPELINED_MAX_INNOVATION
-        self._log_unpipelined += step * min(max(innovation, -limit), limit)
+        gain = variance / (variance + _OBSERVATION_NOISE)
+        innovation = _clipped(measured - self._log_unpipelined, variance + _OBSERVATION_NOISE)
+        self._log_unpipelined += gain * innovation
+        self._unpipelined_variance = variance * (1 - gain)
 
     def corrected_curve(self) -> CostCurve:
         """Return the curve, corrected at contexts similar to the last one observed."""
@@ -207,6 +198,12 @@ def _initial_covariance(n: int) -> Floats:
     drafting[0, 0] = _PLAIN_VARIANCE
     covariance: Floats = drafting + _MACHINE_VARIANCE
     return covariance
+
+
+def _clipped(innovation: float, variance: float) -> float:
+    """Return an innovation of this variance, limited to `_MAX_INNOVATION` standard deviations."""
+    limit = _MAX_INNOVATION * math.sqrt(variance)
+    return min(max(innovation, -limit), limit)
 
 
 def _similar(context: int, other: int) -> bool:

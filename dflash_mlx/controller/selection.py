@@ -6,6 +6,7 @@ It must not know where the rates and costs come from.
 from collections.abc import Sequence
 
 from dflash_mlx.controller.acceptance import AcceptanceEstimate, expected_tokens
+from dflash_mlx.controller.costs import UNPIPELINED_COST
 
 MIN_SPEEDUP = 1.03
 """Speedup at which drafting counts as faster, and ratio at which another block size replaces
@@ -14,8 +15,9 @@ the current one. Estimates are not exact to 3%, so smaller differences only caus
 _OPTIMISTIC_RATES = (0.7, 0.85, 0.96)
 """First-position acceptance rates that a probe may assume, the lowest first."""
 
-_MIN_PROBE_COST = 0.2
-"""Plain steps that any probe costs at least: the step after it cannot be launched early."""
+_MIN_PROBE_COST = 2 * (UNPIPELINED_COST - 1)
+"""Plain steps that any probe costs at least: neither the step before it nor the one after it is
+pipelined."""
 
 
 def best_block_size(
