@@ -280,7 +280,7 @@ class AdaptiveBlock:
     def _largest_allowed(self) -> int:
         """Return the largest block size whose cost estimate is close to an observed one."""
         observed = self._costs.largest_observed(self._context)
-        allowed = max(_FIRST_BLOCK_SIZE, _BLOCK_SIZE_GROWTH * observed)
+        allowed = max(_FIRST_BLOCK_SIZE, int(_BLOCK_SIZE_GROWTH * observed))
         return min(self._costs.max_block_size, allowed)
 
     def _risk(self, block_size: int) -> float:
