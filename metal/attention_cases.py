@@ -3,7 +3,9 @@
 Shapes: L keys, C context rows.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import mlx.core as mx
@@ -15,15 +17,21 @@ from dflash_mlx.metal.block_attention import (
     BlockMask,
     block_attention,
     block_attention_reference,
+    launch_block,
 )
 from dflash_mlx.metal.build import Device
-from dflash_mlx.metal.matrix_cases import ACCUMULATION, ROUNDING, chain, dtype_name
-from dflash_mlx.metal.tuning_case import TuningCase
+from dflash_mlx.metal.matrix_cases import ACCUMULATION, ROUNDING, chain, dtype_name, span
+from dflash_mlx.metal.tuning_case import TimedWork, TuningCase
 from dflash_mlx.metal.verify_attention import KERNEL as VERIFY
-from dflash_mlx.metal.verify_attention import verify_attention, verify_attention_reference
+from dflash_mlx.metal.verify_attention import (
+    launch_verify,
+    verify_attention,
+    verify_attention_reference,
+)
 
-# Caches used in turn, as in a model: each layer has its own, so none stays in a GPU cache.
-CACHES: Final = 4
+# Caches used in turn, as in a model: each layer has its own, so none stays in a GPU cache. Two of
+# the largest exceed the 48 MB system cache of an M4 Max; four smaller ones are used instead.
+SMALL_CACHE_BYTES: Final = 16 * 2**20
 
 
 @dataclass(frozen=True)
@@ -40,106 +48,119 @@ class HeadShape:
 
 
 def verify_attention_case(
-    shape: HeadShape, rows: int, keys: int, device: Device
+    shape: HeadShape, rows: range, keys: range, device: Device
 ) -> TuningCase[AttentionGeometry]:
-    """Return the case of a verified block of `rows` rows over caches of `keys` keys."""
+    """Return the case of verified blocks of `rows` rows over caches of `keys` keys.
+
+    The check and the timing use the ends of both ranges.
+    """
     scale = shape.size**-0.5
-    q = _normal(0, shape, shape.heads, rows)
-    arrays = [_normal(seed + 1, shape, shape.groups, keys) for seed in range(2 * CACHES)]
-    caches = list(zip(arrays[::2], arrays[1::2], strict=True))
+    queries = _ends(rows, lambda count: _normal(0, shape, shape.heads, count))
+    caches = _caches(shape, (keys[-1], keys[-1]))
 
     def check(geometry: AttentionGeometry) -> str | None:
-        for n_keys, window in ((keys, None), (keys - 3, None), (keys, keys // 3 + 1)):
+        for q, n_keys in ((queries[0], keys[0]), (queries[1], keys[0] + 5)):
             k, v = (array[:, :, :n_keys] for array in caches[0])
-            out = verify_attention(q, k, v, scale, window=window, device=device, geometry=geometry)
+            out = verify_attention(q, k, v, scale, device=device, geometry=geometry)
             with mx.stream(mx.cpu):
-                expected = verify_attention_reference(q.astype(mx.float32), k, v, scale, window)
+                expected = verify_attention_reference(q.astype(mx.float32), k, v, scale)
             wrong = difference(out, expected)
             if wrong is not None:
                 return f"{wrong} with {n_keys} keys"
         return None
 
-    def stock(row: mx.array, step: int) -> mx.array:
-        k, v = caches[step % CACHES]
-        return mx.fast.scaled_dot_product_attention(row, k, v, scale=scale, mask="causal")
+    def timed(q: mx.array, n_keys: int) -> TimedWork[AttentionGeometry]:
+        views = [tuple(array[:, :, :n_keys] for array in cache) for cache in caches]
 
+        def ours(geometry: AttentionGeometry, row: mx.array, step: int) -> mx.array:
+            k, v = views[step % len(views)]
+            return launch_verify(row, k, v, scale, device=device, geometry=geometry)
+
+        def stock(row: mx.array, step: int) -> mx.array:
+            k, v = views[step % len(views)]
+            return mx.fast.scaled_dot_product_attention(row, k, v, scale=scale, mask="causal")
+
+        return TimedWork(
+            lambda geometry, steps: chain(q, steps, partial(ours, geometry)),
+            lambda steps: chain(q, steps, stock),
+        )
+
+    per_head = rows[-1] * shape.heads // shape.groups
     return TuningCase(
         VERIFY.name,
         VERIFY.source_hash,
-        f"{shape} x {rows} rows, {keys} keys",
-        attention_geometries(shape.size, shape.dtype, rows * shape.heads // shape.groups),
+        f"{shape} x {span(rows)} rows, {span(keys)} keys",
+        attention_geometries(shape.size, shape.dtype, per_head, shape.groups, keys[0]),
         check,
-        lambda geometry, steps: chain(
-            q,
-            steps,
-            lambda row, step: verify_attention(
-                row, *caches[step % CACHES], scale, device=device, geometry=geometry
-            ),
-        ),
-        lambda steps: chain(q, steps, stock),
+        (timed(queries[0], keys[0]), timed(queries[1], keys[-1])),
     )
 
 
 def block_attention_case(
-    shape: HeadShape, rows: int, context: int, mask: BlockMask, device: Device
+    shape: HeadShape, rows: range, context: range, mask: BlockMask, device: Device
 ) -> TuningCase[AttentionGeometry]:
-    """Return the case of a draft block of `rows` rows over `context` rows.
+    """Return the case of draft blocks of `rows` rows over `context` context rows.
 
     Stock MLX gets context and block already concatenated. The cost of concatenation is not
     timed, which favours stock MLX.
     """
     scale = shape.size**-0.5
-    q = _normal(0, shape, shape.heads, rows)
-    lengths = (context, context, rows, rows)
-    sources = [
-        BlockKeys(*(_normal(4 * i + j + 1, shape, shape.groups, n) for j, n in enumerate(lengths)))
-        for i in range(CACHES)
-    ]
+    queries = _ends(rows, lambda count: _normal(0, shape, shape.heads, count))
+    contexts = _caches(shape, (context[-1], context[-1]))
+    blocks = _caches(shape, (rows[-1], rows[-1]))
+
+    def sources(q: mx.array, length: int) -> list[BlockKeys]:
+        return [
+            BlockKeys(
+                *(array[:, :, :length] for array in contexts[i]),
+                *(array[:, :, : q.shape[2]] for array in blocks[i % len(blocks)]),
+            )
+            for i in range(len(contexts))
+        ]
 
     def check(geometry: AttentionGeometry) -> str | None:
-        fewer = max(1, context - 3)
-        keys = BlockKeys(
-            sources[0].context_k[:, :, :fewer],
-            sources[0].context_v[:, :, :fewer],
-            sources[0].block_k,
-            sources[0].block_v,
-        )
-        for source in (sources[0], keys):
+        for q, length in ((queries[0], context[0]), (queries[1], context[0] + 5)):
+            source = sources(q, length)[0]
             out = block_attention(q, source, scale, mask, device=device, geometry=geometry)
             with mx.stream(mx.cpu):
                 expected = block_attention_reference(q.astype(mx.float32), source, scale, mask)
             wrong = difference(out, expected)
             if wrong is not None:
-                return wrong
+                return f"{wrong} with {length} context rows"
         return None
 
-    joined = [
-        (
-            mx.concatenate([keys.context_k, keys.block_k], axis=2),
-            mx.concatenate([keys.context_v, keys.block_v], axis=2),
+    def timed(q: mx.array, length: int) -> TimedWork[AttentionGeometry]:
+        views = sources(q, length)
+        joined = [
+            (
+                mx.concatenate([keys.context_k, keys.block_k], axis=2),
+                mx.concatenate([keys.context_v, keys.block_v], axis=2),
+            )
+            for keys in views
+        ]
+        array_mask = stock_mask(length, q.shape[2], mask)
+
+        def ours(geometry: AttentionGeometry, row: mx.array, step: int) -> mx.array:
+            keys = views[step % len(views)]
+            return launch_block(row, keys, scale, mask, device=device, geometry=geometry)
+
+        def stock(row: mx.array, step: int) -> mx.array:
+            k, v = joined[step % len(joined)]
+            return mx.fast.scaled_dot_product_attention(row, k, v, scale=scale, mask=array_mask)
+
+        return TimedWork(
+            lambda geometry, steps: chain(q, steps, partial(ours, geometry)),
+            lambda steps: chain(q, steps, stock),
         )
-        for keys in sources
-    ]
-    array_mask = stock_mask(context, rows, mask)
 
-    def stock(row: mx.array, step: int) -> mx.array:
-        k, v = joined[step % CACHES]
-        return mx.fast.scaled_dot_product_attention(row, k, v, scale=scale, mask=array_mask)
-
+    per_head = rows[-1] * shape.heads // shape.groups
     return TuningCase(
         BLOCK.name,
         BLOCK.source_hash,
-        f"{shape} x {rows} rows, {context} context rows, {mask}",
-        attention_geometries(shape.size, shape.dtype, rows * shape.heads // shape.groups),
+        f"{shape} x {span(rows)} rows, {span(context)} context rows, {mask}",
+        attention_geometries(shape.size, shape.dtype, per_head, shape.groups, context[0]),
         check,
-        lambda geometry, steps: chain(
-            q,
-            steps,
-            lambda row, step: block_attention(
-                row, sources[step % CACHES], scale, mask, device=device, geometry=geometry
-            ),
-        ),
-        lambda steps: chain(q, steps, stock),
+        (timed(queries[0], context[0]), timed(queries[1], context[-1])),
     )
 
 
@@ -163,6 +184,24 @@ def difference(out: mx.array, expected: mx.array) -> str | None:
         if bool((error <= (ROUNDING[out.dtype] + ACCUMULATION) * largest).item()):
             return None
     return f"off by {error.item():.3g}, largest value {largest.item():.3g}"
+
+
+def _ends(rows: range, make: Callable[[int], mx.array]) -> tuple[mx.array, mx.array]:
+    return make(rows[0]), make(rows[-1])
+
+
+def _caches(shape: HeadShape, lengths: tuple[int, int]) -> list[tuple[mx.array, mx.array]]:
+    """Return pairs of keys and values of these lengths."""
+    size = sum(lengths) * shape.groups * shape.size * shape.dtype.size
+    n_caches = 4 if size <= SMALL_CACHE_BYTES else 2
+    k, v = lengths
+    return [
+        (
+            _normal(2 * i + 1, shape, shape.groups, k),
+            _normal(2 * i + 2, shape, shape.groups, v),
+        )
+        for i in range(n_caches)
+    ]
 
 
 def _normal(seed: int, shape: HeadShape, heads: int, rows: int) -> mx.array:

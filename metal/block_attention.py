@@ -84,8 +84,9 @@ def block_attention(
     refuse("block_attention", block_attention_refusal(q, keys, mask))
     if device is None:
         return block_attention_reference(q, keys, scale, mask)
-    rows_per_group = q.shape[2] * q.shape[1] // keys.block_k.shape[1]
-    chosen = geometry or attention_geometries(q.shape[3], q.dtype, rows_per_group)[0]
+    groups, context = keys.context_k.shape[1], keys.context_k.shape[2]
+    shape = (q.shape[3], q.dtype, q.shape[2] * q.shape[1] // groups, groups, context)
+    chosen = geometry or attention_geometries(*shape)[0]
     return launch_block(q, keys, scale, mask, device=device, geometry=chosen)
 
 
@@ -110,8 +111,7 @@ def _launch(
     q: mx.array, keys: BlockKeys, scale: float, mask: BlockMask, geometry: AttentionGeometry
 ) -> Launch:
     _, heads, rows, size = q.shape
-    groups, context = keys.context_k.shape[1], keys.context_k.shape[2]
-    splits = geometry.splits(rows + min(context, mask.window or context))
+    groups, splits = keys.context_k.shape[1], geometry.splits
     threads = 32 * geometry.simdgroups
     return Launch(
         kernel=KERNEL,

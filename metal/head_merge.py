@@ -12,6 +12,7 @@ from dflash_mlx.metal.build import DEFAULT_DEVICE, Device, Launch, read_kernel
 from dflash_mlx.metal.refusal import first_reason, rank_refusal, refuse, shape_refusal
 
 MAX_COUNT: Final = 32
+# One pipeline for every number of strips. 256 threads read the 512 pairs of 256 strips in 2 loads.
 SIMDGROUPS: Final = 8
 
 KERNEL: Final = read_kernel(
@@ -80,14 +81,13 @@ def head_merge(strips: Strips, *, device: Device | None = DEFAULT_DEVICE) -> Bes
     refuse("head_merge", head_merge_refusal(strips))
     if device is None:
         return head_merge_reference(strips)
-    n_strips, rows, count = strips.values.shape
-    simdgroups = max(1, min(SIMDGROUPS, n_strips * count // 32))
+    _, rows, count = strips.values.shape
     launch = Launch(
         kernel=KERNEL,
         inputs=(strips.values, strips.ids, strips.masses),
-        template=(("COUNT", count), ("SIMDS", simdgroups)),
-        grid=(32 * simdgroups, rows, 1),
-        threadgroup=(32 * simdgroups, 1, 1),
+        template=(("COUNT", count), ("SIMDS", SIMDGROUPS)),
+        grid=(32 * SIMDGROUPS, rows, 1),
+        threadgroup=(32 * SIMDGROUPS, 1, 1),
         output_shapes=((rows, count), (rows, count), (rows,)),
         output_dtypes=(mx.float32, mx.int32, mx.float32),
     )

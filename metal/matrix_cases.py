@@ -5,6 +5,7 @@ K inputs, N outputs.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import mlx.core as mx
@@ -24,7 +25,7 @@ from dflash_mlx.metal.head_argmax import (
 from dflash_mlx.metal.head_merge import BestTokens
 from dflash_mlx.metal.quantized_verify import KERNEL as QUANTIZED
 from dflash_mlx.metal.quantized_verify import QuantizedWeight, quantized_verify
-from dflash_mlx.metal.tuning_case import TuningCase
+from dflash_mlx.metal.tuning_case import TimedWork, TuningCase
 
 Weight = mx.array | QuantizedWeight
 
@@ -39,55 +40,68 @@ ACCUMULATION: Final = 1e-5
 
 
 def matrix_case(
-    weights: Sequence[Weight], dtype: mx.Dtype, rows: int, device: Device
+    weights: Sequence[Weight], dtype: mx.Dtype, rows: range, device: Device
 ) -> TuningCase[MatrixGeometry]:
-    """Return the case of `rows` rows of `dtype` and matrices of one shape and quantization."""
+    """Return the case of `rows` rows of `dtype` and matrices of one shape and quantization.
+
+    The check and the timing use the ends of `rows`, which all launch the same pipeline.
+    """
     first = weights[0]
     outputs, inputs = weight_shape(first)
     part = first.group_size if isinstance(first, QuantizedWeight) else BLOCK
     kernel = QUANTIZED if isinstance(first, QuantizedWeight) else DENSE
-    x = outlying(rows, inputs, dtype)
+    ends = [outlying(count, inputs, dtype) for count in (rows[0], rows[-1])]
 
     def check(geometry: MatrixGeometry) -> str | None:
-        head, tail = _head_of(first), _tail_of(first)
-        for fewer, piece in ((x, head), (x[: max(2, rows - 1)], tail), (x[:2], tail)):
-            wrong = _difference(_ours(fewer, piece, device, geometry), fewer, piece)
+        for x, piece in zip(ends, (_tail_of(first), _head_of(first)), strict=True):
+            wrong = _difference(_ours(x, piece, device, geometry), x, piece)
             if wrong is not None:
                 return wrong
         return None
+
+    def timed(x: mx.array) -> TimedWork[MatrixGeometry]:
+        def ours(geometry: MatrixGeometry, row: mx.array, step: int) -> mx.array:
+            return _ours(row, weights[step % len(weights)], device, geometry)
+
+        def stock(row: mx.array, step: int) -> mx.array:
+            return stock_product(row, weights[step % len(weights)])
+
+        return TimedWork(
+            lambda geometry, steps: chain(x, steps, partial(ours, geometry)),
+            lambda steps: chain(x, steps, stock),
+        )
 
     return TuningCase(
         kernel.name,
         kernel.source_hash,
-        f"{matrix_name(first)} x {rows} rows of {dtype_name(dtype)}",
-        matrix_geometries(rows, outputs, inputs // part),
+        f"{matrix_name(first)} x {span(rows)} rows of {dtype_name(dtype)}",
+        matrix_geometries(rows[-1], outputs, inputs // part),
         check,
-        lambda geometry, steps: chain(
-            x,
-            steps,
-            lambda row, step: _ours(row, weights[step % len(weights)], device, geometry),
-        ),
-        lambda steps: chain(
-            x, steps, lambda row, step: stock_product(row, weights[step % len(weights)])
-        ),
+        [timed(x) for x in ends],
     )
 
 
 def head_case(
-    head: Head, dtype: mx.Dtype, rows: int, count: int, device: Device
+    head: Head, dtype: mx.Dtype, rows: range, count: int, device: Device
 ) -> TuningCase[MatrixGeometry]:
-    """Return the case of the `count` best tokens of `rows` rows of hidden states."""
+    """Return the case of the `count` best tokens of `rows` rows of hidden states.
+
+    The check and the timing use the ends of `rows`, which all launch the same pipelines.
+    """
     _, inputs = weight_shape(head.weight)
-    x = outlying(rows, inputs, dtype)
+    ends = [outlying(n, inputs, dtype) for n in (rows[0], rows[-1])]
 
     def check(geometry: MatrixGeometry) -> str | None:
-        for rows_in, weight in ((x, _head_of(head.weight)), (x[:1], _tail_of(head.weight))):
+        for x, weight in zip(ends, (_tail_of(head.weight), _head_of(head.weight)), strict=True):
             piece = Head(weight, head.scale, head.cap)
-            best = head_argmax(rows_in, piece, count, device=device, geometry=geometry)
-            wrong = _head_difference(best, rows_in, piece, count)
+            best = head_argmax(x, piece, count, device=device, geometry=geometry)
+            wrong = _head_difference(best, x, piece, count)
             if wrong is not None:
                 return wrong
         return None
+
+    def ours(geometry: MatrixGeometry, row: mx.array, step: int) -> mx.array:
+        return head_argmax(row, head, count, device=device, geometry=geometry).logits
 
     def stock(row: mx.array, step: int) -> mx.array:
         logits = stock_product(row, head.weight)
@@ -95,20 +109,19 @@ def head_case(
             return mx.argmax(logits, axis=-1)
         return mx.argpartition(logits, -count, axis=-1)[:, -count:]
 
+    def timed(x: mx.array) -> TimedWork[MatrixGeometry]:
+        return TimedWork(
+            lambda geometry, steps: chain(x, steps, partial(ours, geometry)),
+            lambda steps: chain(x, steps, stock),
+        )
+
     return TuningCase(
         HEAD.name,
         HEAD.source_hash,
-        f"{matrix_name(head.weight)} x {rows} rows of {dtype_name(dtype)}, best {count}",
-        head_geometries(x, head),
+        f"{matrix_name(head.weight)} x {span(rows)} rows of {dtype_name(dtype)}, best {count}",
+        head_geometries(ends[1], head),
         check,
-        lambda geometry, steps: chain(
-            x,
-            steps,
-            lambda row, step: (
-                head_argmax(row, head, count, device=device, geometry=geometry).logits
-            ),
-        ),
-        lambda steps: chain(x, steps, stock),
+        [timed(x) for x in ends],
     )
 
 
@@ -244,3 +257,8 @@ def chain(x: mx.array, steps: int, call: Callable[[mx.array, int], mx.array]) ->
 def dtype_name(dtype: mx.Dtype) -> str:
     """Return the name of a type: `bfloat16` for mx.bfloat16."""
     return str(dtype).removeprefix("mlx.core.")
+
+
+def span(numbers: range) -> str:
+    """Return a range as text, with its last number: `6-8` for range(6, 9)."""
+    return f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else str(numbers[0])

@@ -3,13 +3,13 @@
 The MLX operations to compare with are an argument of the convolution case.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
 from dflash_mlx.metal.attention_cases import difference
-from dflash_mlx.metal.build import Device, Kernel
+from dflash_mlx.metal.build import Device
 from dflash_mlx.metal.candidate_path import KERNEL as PATH
 from dflash_mlx.metal.candidate_path import (
     CandidateRows,
@@ -18,9 +18,9 @@ from dflash_mlx.metal.candidate_path import (
     candidate_path_reference,
 )
 from dflash_mlx.metal.grouped_conv import KERNEL as CONV
-from dflash_mlx.metal.grouped_conv import grouped_conv, grouped_conv_reference
+from dflash_mlx.metal.grouped_conv import grouped_conv, grouped_conv_reference, launch_conv
 from dflash_mlx.metal.matrix_cases import chain, dtype_name
-from dflash_mlx.metal.tuning_case import TuningCase
+from dflash_mlx.metal.tuning_case import TimedWork, TuningCase
 
 
 @dataclass(frozen=True)
@@ -28,89 +28,101 @@ class OneGeometry:
     """The single geometry of a kernel without tuning parameters."""
 
 
+@dataclass(frozen=True)
+class ConvInputs:
+    """A block x [B, C], the fixed kernel base [O, C] and its change [B, O, C / G]."""
+
+    x: mx.array
+    base: mx.array
+    change: mx.array
+
+
 def conv_case(
-    x: mx.array,
-    base: mx.array,
-    change: mx.array,
+    ends: Sequence[ConvInputs],
     stock: Callable[[mx.array, mx.array, mx.array], mx.array],
     device: Device,
 ) -> TuningCase[OneGeometry]:
-    """Return the case of a block [B, C] in one convolution; `stock` computes it with MLX."""
+    """Return the case of blocks in one convolution; `stock` computes it with MLX operations.
 
-    def check() -> str | None:
-        wide = x.astype(mx.float32)
-        truth = grouped_conv_reference(wide, base, change)
-        return _first_wrong([([grouped_conv(x, base, change, device=device)], [truth])])
+    `ends` holds the inputs of the smallest and the largest block. One pipeline serves all.
+    """
 
-    return _case(
-        CONV,
-        f"{list(x.shape)} {dtype_name(x.dtype)}, kernel size {base.shape[0]}, "
-        f"{change.shape[2]} groups",
+    def check(_: OneGeometry) -> str | None:
+        for given in ends:
+            ours = grouped_conv(given.x, given.base, given.change, device=device)
+            wide = given.x.astype(mx.float32)
+            expected = grouped_conv_reference(wide, given.base, given.change)
+            wrong = difference(ours, expected)
+            if wrong is not None:
+                return wrong
+        return None
+
+    def timed(given: ConvInputs) -> TimedWork[OneGeometry]:
+        def ours(row: mx.array, step: int) -> mx.array:
+            return launch_conv(row, given.base, given.change, device=device)
+
+        return TimedWork(
+            lambda _, steps: chain(given.x, steps, ours),
+            lambda steps: chain(
+                given.x, steps, lambda row, step: stock(row, given.base, given.change)
+            ),
+        )
+
+    small, large = ends[0], ends[-1]
+    return TuningCase(
+        CONV.name,
+        CONV.source_hash,
+        f"{small.x.shape[0]}-{large.x.shape[0]} rows x {large.x.shape[1]} "
+        f"{dtype_name(large.x.dtype)}, kernel size {large.base.shape[0]} "
+        f"{dtype_name(large.base.dtype)}, {large.change.shape[2]} groups",
+        (OneGeometry(),),
         check,
-        x,
-        lambda row: grouped_conv(row, base, change, device=device),
-        lambda row: stock(row, base, change),
+        [timed(given) for given in ends],
     )
 
 
 def path_case(
-    anchor: mx.array, rows: CandidateRows, books: Codebooks, device: Device
+    anchor: mx.array, ends: Sequence[CandidateRows], books: Codebooks, device: Device
 ) -> TuningCase[OneGeometry]:
-    """Return the case of a greedy path over one block."""
-    noise = mx.zeros(rows.unary.shape)
+    """Return the case of greedy paths; `ends` holds the smallest and the largest block."""
 
-    def check() -> str | None:
-        ours = candidate_path(anchor, rows, books, 0.0, noise, device=device)
-        truth = candidate_path_reference(anchor, rows, books, 0.0, noise)
-        if not mx.array_equal(ours.tokens, truth.tokens):
-            return "another token is chosen"
-        return _first_wrong([([ours.log_probs], [truth.log_probs])])
-
-    def stock(unary: mx.array) -> mx.array:
-        changed = replace(rows, unary=unary)
-        return candidate_path_reference(anchor, changed, books, 0.0, noise).log_probs
-
-    return _case(
-        PATH,
-        f"{list(rows.candidates.shape)} candidates, rank {rows.projected.shape[1]} "
-        f"{dtype_name(books.before.dtype)}",
-        check,
-        rows.unary,
-        lambda unary: (
-            candidate_path(
-                anchor, replace(rows, unary=unary), books, 0.0, noise, device=device
-            ).log_probs
-        ),
-        mx.compile(stock),
-    )
-
-
-def _case(
-    kernel: Kernel,
-    shape: str,
-    check: Callable[[], str | None],
-    x: mx.array,
-    ours: Callable[[mx.array], mx.array],
-    stock: Callable[[mx.array], mx.array],
-) -> TuningCase[OneGeometry]:
-    return TuningCase(
-        kernel.name,
-        kernel.source_hash,
-        shape,
-        (OneGeometry(),),
-        lambda _: check(),
-        lambda _, steps: chain(x, steps, lambda row, step: ours(row)),
-        lambda steps: chain(x, steps, lambda row, step: stock(row)),
-    )
-
-
-def _first_wrong(
-    pairs: Iterable[tuple[Sequence[mx.array], Sequence[mx.array]]],
-) -> str | None:
-    """Return the first difference between results and expected arrays, or None."""
-    for results, truths in pairs:
-        for result, truth in zip(results, truths, strict=True):
-            wrong = difference(result, truth)
+    def check(_: OneGeometry) -> str | None:
+        for rows in ends:
+            noise = mx.zeros(rows.unary.shape)
+            ours = candidate_path(anchor, rows, books, 0.0, noise, device=device)
+            expected = candidate_path_reference(anchor, rows, books, 0.0, noise)
+            if not mx.array_equal(ours.tokens, expected.tokens):
+                return "another token is selected"
+            wrong = difference(ours.log_probs, expected.log_probs)
             if wrong is not None:
                 return wrong
-    return None
+        return None
+
+    def timed(rows: CandidateRows) -> TimedWork[OneGeometry]:
+        noise = mx.zeros(rows.unary.shape)
+
+        def ours(unary: mx.array, step: int) -> mx.array:
+            changed = replace(rows, unary=unary)
+            return candidate_path(anchor, changed, books, 0.0, noise, device=device).log_probs
+
+        @mx.compile
+        def stock(unary: mx.array) -> mx.array:
+            changed = replace(rows, unary=unary)
+            return candidate_path_reference(anchor, changed, books, 0.0, noise).log_probs
+
+        return TimedWork(
+            lambda _, steps: chain(rows.unary, steps, ours),
+            lambda steps: chain(rows.unary, steps, lambda unary, step: stock(unary)),
+        )
+
+    small, large = ends[0], ends[-1]
+    return TuningCase(
+        PATH.name,
+        PATH.source_hash,
+        f"{small.candidates.shape[0]}-{large.candidates.shape[0]} rows x "
+        f"{large.candidates.shape[1]} candidates, rank {large.projected.shape[1]} "
+        f"{dtype_name(large.projected.dtype)}, codebooks {dtype_name(books.before.dtype)}",
+        (OneGeometry(),),
+        check,
+        [timed(rows) for rows in ends],
+    )

@@ -1,4 +1,4 @@
-"""A tuning case: one kernel at one shape, to be checked and timed against stock MLX."""
+"""A tuning case: one kernel at one range of shapes, to be checked and timed against stock MLX."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,13 +10,26 @@ Geometry = TypeVar("Geometry", bound=Any)
 
 
 @dataclass(frozen=True)
-class TuningCase(Generic[Geometry]):
-    """One kernel at one shape. `candidates` are dataclasses of ints, best guess first.
+class TimedWork(Generic[Geometry]):
+    """The same work for a candidate and for stock MLX, at one point of the range of a case.
 
-    `check` compares one candidate with the reference and returns what is wrong, or None.
     `ours` and `stock` build chains of the given number of steps. Each step depends on the one
     before, so steps cannot overlap. The weights change from step to step, so they do not stay
     in a cache that a whole model would overflow.
+    """
+
+    ours: Callable[[Geometry, int], mx.array]
+    stock: Callable[[int], mx.array]
+
+
+@dataclass(frozen=True)
+class TuningCase(Generic[Geometry]):
+    """One kernel at one range of shapes. `candidates` are dataclasses of ints, best guess first.
+
+    All shapes of the range launch the same pipelines. `check` launches every pipeline of a
+    candidate, compares the results with the reference and returns what is wrong, or None.
+    `timed` holds the points at which stock MLX is fastest relative to the kernel: the ends of
+    the range.
     """
 
     kernel: str
@@ -24,8 +37,7 @@ class TuningCase(Generic[Geometry]):
     shape: str
     candidates: Sequence[Geometry]
     check: Callable[[Geometry], str | None]
-    ours: Callable[[Geometry, int], mx.array]
-    stock: Callable[[int], mx.array]
+    timed: Sequence[TimedWork[Geometry]]
 
     @property
     def key(self) -> str:

@@ -87,8 +87,9 @@ def verify_attention(
     refuse("verify_attention", verify_attention_refusal(q, k, v, window))
     if device is None:
         return verify_attention_reference(q, k, v, scale, window)
-    rows_per_group = q.shape[2] * q.shape[1] // k.shape[1]
-    chosen = geometry or attention_geometries(q.shape[3], q.dtype, rows_per_group)[0]
+    rows = q.shape[2] * q.shape[1] // k.shape[1]
+    shape = (q.shape[3], q.dtype, rows, k.shape[1], k.shape[2])
+    chosen = geometry or attention_geometries(*shape)[0]
     return launch_verify(q, k, v, scale, window, device=device, geometry=chosen)
 
 
@@ -119,8 +120,7 @@ def _launch(
     geometry: AttentionGeometry,
 ) -> Launch:
     _, heads, rows, size = q.shape
-    groups, keys = k.shape[1], k.shape[2]
-    splits = geometry.splits(min(keys, window + rows) if window else keys)
+    groups, splits = k.shape[1], geometry.splits
     threads = 32 * geometry.simdgroups
     return Launch(
         kernel=KERNEL,

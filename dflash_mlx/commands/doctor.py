@@ -172,12 +172,14 @@ def _autotuned(files: "PairFiles") -> "PairKernels | None":
     from dflash_mlx.commands.terminal import Terminal
     from dflash_mlx.config import CacheConfig
     from dflash_mlx.engine.load import LoadHooks, assemble
-    from dflash_mlx.kernels.pair_kernels import install_kernels
+    from dflash_mlx.kernels.pair_kernels import default_autotuner, install_kernels
     from dflash_mlx.loading.compute import compute_here
 
     terminal = Terminal()
     hooks = LoadHooks(on_step=terminal.show_status)
-    kernels = install_kernels(assemble(files, compute_here(), CacheConfig(), hooks).pair, "auto")
+    pair = assemble(files, compute_here(), CacheConfig(), hooks).pair
+    autotuner = default_autotuner("auto", retry=True)
+    kernels = install_kernels(pair, "auto", autotuner=autotuner)
     if kernels is not None:
         kernels.autotune(terminal.show_status)
     terminal.clear_status()

@@ -12,7 +12,7 @@ from mlx_lm.models import llama, qwen2, qwen3, qwen3_moe, qwen3_next
 
 from dflash_mlx.cache import ContextLayer
 from dflash_mlx.kernels.choices import TUNED_KEYS, AttentionChoices
-from dflash_mlx.kernels.layers import packed_weight
+from dflash_mlx.kernels.layers import norm_dtype, packed_weight, row_dtype
 from dflash_mlx.kernels.rewrap import replace_layers, rewrap_layer
 from dflash_mlx.kernels.tuning_tasks import AttentionGroup
 from dflash_mlx.metal.attention_cases import HeadShape
@@ -153,10 +153,10 @@ def replace_attention(
     does not matter.
     """
     groups: dict[str, AttentionGroup] = {}
-    normed = _normed_type(model)
+    norms = norm_dtype(model)
     replaced: list[tuple[str, nn.Module]] = []
     for path, layer in model.named_modules():
-        group = _group(layer, keys, normed)
+        group = _group(layer, keys, norms)
         if group is None:
             continue
         group = groups.setdefault(f"{group.shape} {group.mask}", group)
@@ -167,27 +167,16 @@ def replace_attention(
     return tuple(groups.values())
 
 
-def _normed_type(model: nn.Module) -> mx.Dtype | None:
-    """Return the widest type of the model's norms, or None without norms.
-
-    A norm in float32 makes its output float32. GGUF files store norms in float32 and matrices
-    in float16.
-    """
-    norms = [layer for _, layer in model.named_modules() if isinstance(layer, nn.RMSNorm)]
-    types = [layer.weight.dtype for layer in norms if "weight" in layer]
-    return mx.result_type(*types) if types else None
-
-
-def _group(layer: Any, keys: tuple[int, ...], normed: mx.Dtype | None) -> AttentionGroup | None:
+def _group(layer: Any, keys: tuple[int, ...], norms: mx.Dtype | None) -> AttentionGroup | None:
     """Return the group of one attention layer, or None where no kernel supports it.
 
-    Its rows have the wider of the type of its weights and of `normed`.
+    `norms` is the widest type of the norms of the model.
     """
     if type(layer) not in OURS:
         return None
     size = _head_size(layer)
     (n_keys, dtype), (n_queries, _) = _side(layer.k_proj, 0), _side(layer.o_proj, 1)
-    dtype = dtype if normed is None else mx.result_type(dtype, normed)
+    dtype = row_dtype(dtype, norms)
     shape = HeadShape(n_queries // size, n_keys // size, size, dtype)
     if size not in HEAD_SIZES or shape.heads % shape.groups or dtype not in FLOATS:
         return None

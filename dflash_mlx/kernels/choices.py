@@ -43,6 +43,18 @@ class AttentionChoices:
             least: Choices() for least in sorted(keys, reverse=True)
         }
 
+    def ranges(self) -> list[tuple[range, Choices[AttentionGeometry]]]:
+        """Return the ranges of keys with the choices that hold in each.
+
+        The last range has no end; it is represented by its numbers up to twice its first.
+        """
+        firsts = sorted(self.by_keys)
+        ends = [*firsts[1:], 2 * firsts[-1] + 1] if firsts else []
+        return [
+            (range(first, end), self.by_keys[first])
+            for first, end in zip(firsts, ends, strict=True)
+        ]
+
     def at(self, rows: int, keys: int) -> AttentionGeometry | None:
         """Return the geometry for `rows` rows over `keys` keys, or None for stock MLX."""
         for least, choices in self.by_keys.items():

@@ -10,6 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from dflash_mlx.kernels.choices import Choices
+from dflash_mlx.kernels.layers import norm_dtype, row_dtype
 from dflash_mlx.kernels.rewrap import replace_layers, rewrap_layer
 from dflash_mlx.kernels.tuning_tasks import ConvolutionGroup, SelectorGroup
 from dflash_mlx.metal.build import Device
@@ -34,9 +35,16 @@ from dflash_mlx.models.draft.dflash2 import (
 class _Chosen:
     """The choices and the device of a layer; not one of the module's parameters."""
 
-    def __init__(self, choices: Choices[OneGeometry], device: Device) -> None:
-        self.choices = choices
+    def __init__(self, choices: Choices[OneGeometry], dtype: mx.Dtype, device: Device) -> None:
+        self._choices = choices
+        self._dtype = dtype
         self.device = device
+
+    def use_kernel(self, n_rows: int, *arrays: mx.array) -> bool:
+        """Whether the kernel was selected for blocks of `n_rows` rows of the type of `arrays`."""
+        if self._choices.at(n_rows) is None:
+            return False
+        return all(array.dtype == self._dtype for array in arrays)
 
 
 class KernelConvolution(BlockConvolution):
@@ -46,7 +54,7 @@ class KernelConvolution(BlockConvolution):
 
     def convolve(self, rows: mx.array, kernels: mx.array, base: mx.array) -> mx.array:
         """Return rows [N, B, D] convolved with `base` [T, D] and `kernels` [N, B, T, G]."""
-        if rows.shape[0] != 1 or self._chosen.choices.at(rows.shape[1]) is None:
+        if rows.shape[0] != 1 or not self._chosen.use_kernel(rows.shape[1], rows, kernels):
             return super().convolve(rows, kernels, base)
         return launch_conv(rows[0], base, kernels[0], device=self._chosen.device)[None]
 
@@ -61,7 +69,8 @@ class KernelSelector(CandidateSelector):
         n_slots, n_candidates = slots.ids.shape
         chosen = self._chosen
         # block size: the slots and the anchor
-        if chosen.choices.at(n_slots + 1) is None or not isinstance(pick, Picking):
+        selected = chosen.use_kernel(n_slots + 1, slots.context)
+        if not selected or not isinstance(pick, Picking):
             return super().forward(before, slots, pick)
         path = candidate_path(
             before.astype(mx.int32),
@@ -80,13 +89,16 @@ class KernelSelector(CandidateSelector):
 
 def replace_selector(model: nn.Module, device: Device) -> tuple[SelectorGroup, ...]:
     """Replace the selector of `model` by a kernel layer where supported; return its group."""
+    norms = norm_dtype(model)
     groups, replaced = [], []
     for path, layer in model.named_modules():
         if type(layer) is not CandidateSelector or not _fits(layer):
             continue
-        group = SelectorGroup(_codebooks(layer), layer.top_k, Choices())
+        books = _codebooks(layer)
+        dtype = row_dtype(books.before.dtype, norms)
+        group = SelectorGroup(books, layer.top_k, dtype, Choices())
         made: Any = rewrap_layer(layer, KernelSelector)
-        made._chosen = _Chosen(group.choices, device)
+        made._chosen = _Chosen(group.choices, group.dtype, device)
         groups.append(group)
         replaced.append((path, made))
     replace_layers(model, replaced)
@@ -105,23 +117,27 @@ def _codebooks(layer: CandidateSelector) -> Codebooks:
 
 def replace_convolutions(model: nn.Module, device: Device) -> tuple[ConvolutionGroup, ...]:
     """Replace the convolutions of `model` by kernel layers; return their groups of equal shape."""
+    norms = norm_dtype(model)
     groups: dict[str, ConvolutionGroup] = {}
     replaced: list[tuple[str, nn.Module]] = []
     for path, layer in model.named_modules():
         if type(layer) is not BlockConvolution:
             continue
-        group = groups.setdefault(f"{layer.base_kernel.shape} {layer.n_groups}", _group(layer))
+        group = groups.setdefault(
+            f"{layer.base_kernel.shape} {layer.n_groups}", _group(layer, norms)
+        )
         made: Any = rewrap_layer(layer, KernelConvolution)
-        made._chosen = _Chosen(group.choices, device)
+        made._chosen = _Chosen(group.choices, group.dtype, device)
         replaced.append((path, made))
     replace_layers(model, replaced)
     return tuple(groups.values())
 
 
-def _group(layer: BlockConvolution) -> ConvolutionGroup:
+def _group(layer: BlockConvolution, norms: mx.Dtype | None) -> ConvolutionGroup:
     """Return the group of one convolution."""
 
     def stock(rows: mx.array, base: mx.array, change: mx.array) -> mx.array:
         return layer.convolve(rows[None], change[None], base)[0]
 
-    return ConvolutionGroup(layer.base_kernel[0], layer.n_groups, stock, Choices())
+    dtype = row_dtype(layer.base_kernel.dtype, norms)
+    return ConvolutionGroup(layer.base_kernel[0], layer.n_groups, dtype, stock, Choices())

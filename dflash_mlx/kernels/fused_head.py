@@ -18,9 +18,13 @@ N_BEST: Final = 2
 
 @dataclass(frozen=True)
 class FusedHead:
-    """A head with its kernel choices by number of rows."""
+    """A head with its kernel choices by number of rows.
+
+    `dtype` is the type of the hidden rows for which the choices hold.
+    """
 
     head: Head
+    dtype: mx.Dtype
     device: Device
     choices: Choices[MatrixGeometry] = field(default_factory=Choices)
 
@@ -30,7 +34,7 @@ class FusedHead:
         Returns None where no kernel was selected; the caller then computes logits.
         """
         geometry = self.choices.at(hidden.shape[1])
-        if geometry is None:
+        if geometry is None or hidden.dtype != self.dtype:
             return None
         found = head_argmax(hidden[0], self.head, N_BEST, device=self.device, geometry=geometry)
         # A row without a finite logit lists no token. The clip keeps the id inside the vocabulary;

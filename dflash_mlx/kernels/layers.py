@@ -15,7 +15,7 @@ from dflash_mlx.metal.build import DEFAULT_DEVICE, Device
 from dflash_mlx.metal.dense_verify import dense_launch
 from dflash_mlx.metal.dense_verify import weight_reasons as dense_reasons
 from dflash_mlx.metal.geometry import MatrixGeometry
-from dflash_mlx.metal.matrix_cases import Weight, matrix_name
+from dflash_mlx.metal.matrix_cases import Weight, matrix_name, weight_dtype
 from dflash_mlx.metal.quantized_verify import QuantizedWeight, quantized_launch
 from dflash_mlx.metal.quantized_verify import weight_reasons as quantized_reasons
 from dflash_mlx.metal.refusal import FLOATS, first_reason
@@ -23,10 +23,14 @@ from dflash_mlx.metal.refusal import FLOATS, first_reason
 
 @dataclass(frozen=True)
 class MatrixGroup:
-    """All matrices of one shape and quantization in a model, and the choices they share."""
+    """All matrices of one shape and quantization in a model, and the choices they share.
+
+    `dtype` is the type of the rows for which the choices hold.
+    """
 
     name: str
     weights: tuple[Weight, ...]
+    dtype: mx.Dtype
     choices: Choices[MatrixGeometry]
 
 
@@ -37,14 +41,14 @@ class _Chosen:
     would take more host time per round than the launch itself.
     """
 
-    def __init__(self, choices: Choices[MatrixGeometry], device: Device) -> None:
+    def __init__(self, choices: Choices[MatrixGeometry], dtype: mx.Dtype, device: Device) -> None:
         self.choices = choices
+        self.dtype = dtype
         self.device = device
 
     def geometry(self, x: mx.array) -> MatrixGeometry | None:
         """Return the geometry for rows x [..., K], or None for stock MLX."""
-        geometry = self.choices.at(x.size // x.shape[-1])
-        return geometry if x.dtype in FLOATS else None
+        return self.choices.at(x.size // x.shape[-1]) if x.dtype == self.dtype else None
 
     def product(self, x: mx.array, weight: Weight, geometry: MatrixGeometry) -> mx.array:
         """Return the product [..., N] of x [..., K], computed by the kernel."""
@@ -137,19 +141,44 @@ def replace_linears(
     """
     if device is None:
         return ()
-    groups: dict[str, tuple[list[Weight], Choices[MatrixGeometry]]] = {}
+    groups: dict[str, tuple[list[Weight], mx.Dtype, Choices[MatrixGeometry]]] = {}
+    widest = norm_dtype(model)
     replaced: list[tuple[str, nn.Module]] = []
     for path, layer in model.named_modules():
         weight = matrix_of(layer) if type(layer) in OURS else None
         if weight is None or not (embeddings or type(layer) in LINEARS):
             continue
-        weights, choices = groups.setdefault(matrix_name(weight), ([], Choices()))
+        dtype = row_dtype(weight_dtype(weight), widest)
+        if dtype not in FLOATS:
+            continue
+        weights, _, choices = groups.setdefault(matrix_name(weight), ([], dtype, Choices()))
         weights.append(weight)
-        replaced.append((path, _replaced(layer, _Chosen(choices, device))))
+        replaced.append((path, _replaced(layer, _Chosen(choices, dtype, device))))
     replace_layers(model, replaced)
     return tuple(
-        MatrixGroup(name, tuple(weights), choices) for name, (weights, choices) in groups.items()
+        MatrixGroup(name, tuple(weights), dtype, choices)
+        for name, (weights, dtype, choices) in groups.items()
     )
+
+
+def norm_dtype(model: nn.Module) -> mx.Dtype | None:
+    """Return the widest type of the model's norms, or None without norms.
+
+    A norm in float32 makes its output float32. GGUF files store norms in float32 and matrices
+    in float16.
+    """
+    norms = [layer for _, layer in model.named_modules() if isinstance(layer, nn.RMSNorm)]
+    types = [layer.weight.dtype for layer in norms if "weight" in layer]
+    return mx.result_type(*types) if types else None
+
+
+def row_dtype(weights: mx.Dtype, norms: mx.Dtype | None) -> mx.Dtype:
+    """Return the type of the rows that a layer gets, which is also the type of its result.
+
+    Rows of another type use stock MLX: the result of stock MLX then has another type, and the
+    kernel was not checked for it.
+    """
+    return weights if norms is None else mx.result_type(weights, norms)
 
 
 def packed_weight(layer: Any) -> QuantizedWeight:

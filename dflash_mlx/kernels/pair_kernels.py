@@ -5,21 +5,23 @@ The device is an argument, so that all of this also runs without a Mac.
 
 import hashlib
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import mlx.nn as nn
 
 from dflash_mlx.config import KernelPolicy
 from dflash_mlx.errors import BadRequest
 from dflash_mlx.kernels.attention import replace_attention
-from dflash_mlx.kernels.autotuner import BUDGET_S, Autotuner, TuningResult
+from dflash_mlx.kernels.autotuner import Autotuner, TuningResult
 from dflash_mlx.kernels.choices import TUNED_KEYS
 from dflash_mlx.kernels.draft2 import replace_convolutions, replace_selector
 from dflash_mlx.kernels.fused_head import FusedHead
-from dflash_mlx.kernels.layers import matrix_of, replace_linears
+from dflash_mlx.kernels.layers import matrix_of, norm_dtype, replace_linears, row_dtype
 from dflash_mlx.kernels.result_store import ResultStore, TuningPlatform
 from dflash_mlx.kernels.tuning_tasks import (
     TuningTask,
     attention_tasks,
+    by_rows,
     convolution_tasks,
     head_tasks,
     matrix_tasks,
@@ -27,11 +29,14 @@ from dflash_mlx.kernels.tuning_tasks import (
 )
 from dflash_mlx.metal.build import DEFAULT_DEVICE, Device
 from dflash_mlx.metal.head_argmax import Head
-from dflash_mlx.metal.matrix_cases import Weight, outputs_of
+from dflash_mlx.metal.matrix_cases import Weight, outputs_of, weight_dtype
 from dflash_mlx.models.draft.dflash import BoundDraft
 from dflash_mlx.models.pair import Pair
 from dflash_mlx.models.targets.decoder import DecoderTarget
 from dflash_mlx.system.settings import settings_folder
+
+BUDGET_S: Final = 20.0
+"""Seconds of tuning after one start. Requests arrive in between, and a case takes about one."""
 
 Step = Callable[[str], None]
 """Receives one line of text before each tuning case."""
@@ -169,12 +174,13 @@ def install_kernels(
     selectors = replace_selector(draft.model, device)
     heads = _fuse_heads(target, draft, device)
     rows = draft.block_size
-    tasks = matrix_tasks(matrices, rows, device)
+    # heads first: one launch saves writing and reading all logits
+    tasks = head_tasks(heads, rows, device)
+    tasks += matrix_tasks(matrices, rows, device)
     tasks += attention_tasks(attentions, rows, device)
     tasks += convolution_tasks(convolutions, rows, device)
     tasks += path_tasks(selectors, rows, device)
-    tasks += head_tasks(heads, rows, device)
-    kernels = PairKernels(tasks, autotuner or default_autotuner(policy), on_step)
+    kernels = PairKernels(by_rows(tasks), autotuner or default_autotuner(policy), on_step)
     kernels.load_stored()
     return kernels
 
@@ -183,7 +189,7 @@ def _fuse_heads(target: DecoderTarget, draft: BoundDraft, device: Device) -> lis
     """Give target and draft a fused argmax where their head is a matrix without a bias."""
     heads = []
     if (weight := _head_matrix(target.head_layer)) is not None:
-        target.fused_argmax = FusedHead(Head(weight), device)
+        target.fused_argmax = _fused_head(Head(weight), target.model, device)
         heads.append(target.fused_argmax)
     own = draft.model.lm_head if "lm_head" in draft.model else target.head_layer
     # a DFlash 2 draft needs the logits of its candidates
@@ -191,15 +197,24 @@ def _fuse_heads(target: DecoderTarget, draft: BoundDraft, device: Device) -> lis
         config = draft.model.config
         cap = config.final_logit_softcapping or None
         head = Head(outputs_of(weight, 0, draft.n_ids), config.output_multiplier, cap)
-        draft.fused_argmax = FusedHead(head, device)
+        draft.fused_argmax = _fused_head(head, draft.model, device)
         heads.append(draft.fused_argmax)
     return heads
+
+
+def _fused_head(head: Head, model: nn.Module, device: Device) -> FusedHead:
+    dtype = row_dtype(weight_dtype(head.weight), norm_dtype(model))
+    return FusedHead(head, dtype, device)
 
 
 def _head_matrix(layer: nn.Module | None) -> Weight | None:
     return None if layer is None or "bias" in layer else matrix_of(layer)
 
 
-def default_autotuner(policy: KernelPolicy) -> Autotuner:
-    """Return the autotuner that stores its results in this user's settings folder."""
-    return Autotuner(ResultStore(settings_folder() / "kernels", TuningPlatform.here()), policy)
+def default_autotuner(policy: KernelPolicy, *, retry: bool = False) -> Autotuner:
+    """Return the autotuner that stores its results in this user's settings folder.
+
+    With `retry`, cases that failed or ended the process before are tuned again.
+    """
+    store = ResultStore(settings_folder() / "kernels", TuningPlatform.here())
+    return Autotuner(store, policy, retry=retry)

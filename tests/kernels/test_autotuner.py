@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import subprocess
+import sys
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,7 +15,7 @@ import pytest
 from dflash_mlx.config import KernelPolicy
 from dflash_mlx.kernels.autotuner import Autotuner, TuningResult
 from dflash_mlx.kernels.result_store import ResultStore, TuningPlatform
-from dflash_mlx.metal.tuning_case import TuningCase
+from dflash_mlx.metal.tuning_case import TimedWork, TuningCase
 
 PLATFORM = TuningPlatform("Apple M4 Max", "26.1", "0.32.4")
 
@@ -30,6 +34,7 @@ class Chip:
     refused: frozenset[int] = frozenset()
     wrong: frozenset[int] = frozenset()
     compile_s: float = 0.5
+    failing: BaseException | None = None
     now: float = 0.0
     checked: list[int] = field(default_factory=list)
     evaluated: int = 0
@@ -47,6 +52,8 @@ class Chip:
         self.checked.append(candidate.slices)
         if candidate.slices in self.refused:
             raise ValueError("256 threads asked, 224 is the limit of this pipeline")
+        if self.failing:
+            raise self.failing
         return "off by 3 where values reach 9" if candidate.slices in self.wrong else None
 
     def case(self, shape: str = "64x64", source_hash: str = "abc") -> TuningCase[Candidate]:
@@ -56,8 +63,12 @@ class Chip:
             shape,
             [Candidate(slices) for slices in self.ours_s],
             self.check,
-            lambda candidate, steps: self.chain(self.ours_s[candidate.slices], steps),
-            lambda steps: self.chain(self.stock_s, steps),
+            [
+                TimedWork(
+                    lambda candidate, steps: self.chain(self.ours_s[candidate.slices], steps),
+                    partial(self.chain, self.stock_s),
+                )
+            ],
         )
 
     @staticmethod
@@ -66,9 +77,14 @@ class Chip:
 
 
 def _autotuner(
-    chip: Chip, folder: Path, policy: KernelPolicy = "auto", platform: TuningPlatform = PLATFORM
+    chip: Chip,
+    folder: Path,
+    policy: KernelPolicy = "auto",
+    platform: TuningPlatform = PLATFORM,
+    retry: bool = False,
 ) -> Autotuner:
-    return Autotuner(ResultStore(folder, platform), policy, chip.clock, chip.evaluate)
+    store = ResultStore(folder, platform)
+    return Autotuner(store, policy, chip.clock, chip.evaluate, retry)
 
 
 def _tune(chip: Chip, folder: Path, policy: KernelPolicy = "auto") -> TuningResult[Candidate]:
@@ -181,3 +197,88 @@ def test_a_forced_result_is_not_timed_and_stored_apart(tmp_path: Path) -> None:
     assert result.geometry == Candidate(8)
     assert chip.evaluated == 0
     assert _tune(Chip(stock_s=0.001), tmp_path).geometry is None
+
+
+def test_both_ends_of_a_range_must_be_faster(tmp_path: Path) -> None:
+    """A kernel that wins at 8 rows lost at 5, where stock MLX reads the weights once."""
+    chip = Chip()
+    work = [
+        TimedWork[Candidate](
+            lambda candidate, steps: chip.chain(0.005, steps), partial(chip.chain, s)
+        )
+        for s in (0.0051, 0.010)
+    ]
+    result = _autotuner(chip, tmp_path).tune(replace(chip.case(), timed=work))
+    assert result.geometry is None
+    assert result.reason.startswith("1.02x")
+
+
+OUT_OF_MEMORY = RuntimeError("[metal::malloc] Unable to allocate 1 GB")
+
+
+def test_a_failure_that_may_be_temporary_is_tuned_again(tmp_path: Path) -> None:
+    """One lack of memory disabled a kernel on this chip and these versions for ever."""
+    first = _tune(Chip(failing=OUT_OF_MEMORY), tmp_path)
+    assert (first.geometry, first.transient) == (None, True)
+    assert first.reason == f"failed on this chip: {OUT_OF_MEMORY}"
+    assert _tune(Chip(), tmp_path).geometry == Candidate(8)
+
+
+def test_a_failure_at_three_starts_is_final(tmp_path: Path) -> None:
+    """A failure that repeats must not take device time at every start."""
+    for _ in range(3):
+        assert _tune(Chip(failing=OUT_OF_MEMORY), tmp_path).geometry is None
+    chip = Chip()
+    assert _tune(chip, tmp_path).geometry is None
+    assert chip.checked == []
+    assert _autotuner(chip, tmp_path, retry=True).tune(chip.case()).geometry == Candidate(8)
+
+
+def test_a_refusal_is_not_tuned_again(tmp_path: Path) -> None:
+    """The thread limit of a pipeline does not change between starts."""
+    _tune(Chip(refused=frozenset({8, 4, 2})), tmp_path)
+    chip = Chip()
+    assert _tune(chip, tmp_path).geometry is None
+    assert chip.checked == []
+
+
+def test_noisy_timings_are_not_final(tmp_path: Path) -> None:
+    """A kernel that lost because a game used the GPU was never tuned again."""
+    chip, random = Chip(ours_s={8: 0.010}), Random(3)
+    clock = chip.evaluate
+    noisy = lambda chain: clock((chain[0] * random.uniform(0.2, 5), chain[1]))  # noqa: E731
+    object.__setattr__(chip, "evaluate", noisy)
+    result = _tune(chip, tmp_path)
+    assert result.transient
+    assert "other work used the GPU" in result.reason
+    assert _autotuner(chip, tmp_path).stored(chip.case()) is None
+
+
+def test_an_interrupted_case_leaves_no_mark(tmp_path: Path) -> None:
+    """Ctrl-C during a case must not look like a case that ended the process."""
+    with pytest.raises(KeyboardInterrupt):
+        _tune(Chip(failing=KeyboardInterrupt()), tmp_path)
+    assert _tune(Chip(), tmp_path).geometry == Candidate(8)
+
+
+CRASH = """
+import os, sys
+from pathlib import Path
+from tests.kernels.test_autotuner import Chip, _tune
+chip = Chip()
+chip.check = lambda candidate: os._exit(9)
+_tune(chip, Path(sys.argv[1]))
+"""
+
+
+def test_a_case_that_ended_the_process_is_not_started_again(tmp_path: Path) -> None:
+    """A kernel that hangs the GPU took the process down at every start."""
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", CRASH, tmp_path], cwd=root, check=False)
+    assert done.returncode == 9
+    chip = Chip()
+    result = _tune(chip, tmp_path)
+    assert result.geometry is None
+    assert "ended the process" in result.reason
+    assert chip.checked == []
+    assert _autotuner(chip, tmp_path, retry=True).tune(chip.case()).geometry == Candidate(8)

@@ -231,7 +231,7 @@ def test_tuning_ends_after_its_budget(tmp_path):
     assert 0 < kernels.n_used < kernels.n_cases
     assert not kernels.has_pending
     again = install(make_pair(), tmp_path, FakeChip())
-    assert again.n_used == kernels.n_used and again.has_pending
+    assert again.n_used >= kernels.n_used and again.has_pending
 
 
 def test_a_folder_that_cannot_be_written_keeps_results_in_memory(tmp_path):

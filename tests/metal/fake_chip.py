@@ -12,8 +12,14 @@ import mlx.core as mx
 from dflash_mlx.config import KernelPolicy
 from dflash_mlx.kernels.autotuner import Autotuner
 from dflash_mlx.kernels.result_store import ResultStore, TuningPlatform
+from dflash_mlx.metal.attention_merge import attention_merge_reference
 from dflash_mlx.metal.block_attention import BlockKeys, BlockMask, block_attention_reference
 from dflash_mlx.metal.build import Launch
+from dflash_mlx.metal.candidate_path import (
+    CandidateRows,
+    Codebooks,
+    candidate_path_reference,
+)
 from dflash_mlx.metal.dense_verify import dense_verify_reference
 from dflash_mlx.metal.grouped_conv import grouped_conv_reference
 from dflash_mlx.metal.head_argmax import Head, head_argmax_reference
@@ -22,6 +28,14 @@ from dflash_mlx.metal.quantized_verify import QuantizedWeight, quantized_verify_
 from dflash_mlx.metal.verify_attention import verify_attention_reference
 
 PLATFORM = TuningPlatform("Apple M4 Max", "26.1", "0.32.4")
+
+
+Pipeline = tuple[str, tuple[tuple[str, Any], ...]]
+
+
+def pipeline(launch: Launch) -> Pipeline:
+    """Return what identifies the compiled pipeline of a launch."""
+    return launch.kernel.name, launch.template
 
 
 def same(y: mx.array) -> mx.array:
@@ -33,29 +47,30 @@ def same(y: mx.array) -> mx.array:
 class FakeChip:
     """A device with a clock: a step takes `ours_s` with a kernel and `stock_s` with stock MLX.
 
-    `spoil` changes the first output of every launch. Attention is computed without splits, so
-    contexts must be shorter than one split.
+    `spoil` changes the first output of every launch. `pipelines` collects what Metal would
+    compile: the name and template of every launched kernel.
     """
 
-    ours_s: float = 0.001
-    stock_s: float = 0.002
+    ours_s: float = 0.0005
+    stock_s: float = 0.001
     spoil: Callable[[mx.array], mx.array] = same
     launched: list[str] = field(default_factory=list)
+    pipelines: set[Pipeline] = field(default_factory=set)
     now: float = 0.0
     busy: bool = False
 
     def run(self, launch: Launch) -> Sequence[mx.array]:
         """Return the outputs of a launch."""
         self.launched.append(launch.kernel.name)
+        self.pipelines.add(pipeline(launch))
         self.busy = True
         computed = _COMPUTED[launch.kernel.name](launch, dict(launch.template))
         first, *others = [computed] if isinstance(computed, mx.array) else computed
         return [self.spoil(first), *others]
 
-    def evaluate(self, array: mx.array) -> None:
-        """Evaluate a chain and advance the clock."""
-        mx.eval(array)
-        self.now += 16 * (self.ours_s if self.busy else self.stock_s)
+    def evaluate(self, _chain: mx.array) -> None:
+        """Advance the clock by the time of a chain; its values are not needed."""
+        self.now += 4 * (self.ours_s if self.busy else self.stock_s)
         self.busy = False
 
     def autotuner(
@@ -72,16 +87,28 @@ def _quantized(launch: Launch, template: dict[str, Any]) -> mx.array:
 
 
 def _verify(launch: Launch, template: dict[str, Any]) -> mx.array:
-    assert template["DIRECT"], "the simulated chip does not split keys"
     q, k, v, scale = launch.inputs
-    return verify_attention_reference(q, k, v, float(scale.item()), template["WINDOW"] or None)
+    window = template["WINDOW"] or None
+    return _split(launch, verify_attention_reference(q, k, v, float(scale.item()), window))
 
 
 def _block(launch: Launch, template: dict[str, Any]) -> mx.array:
-    assert template["DIRECT"], "the simulated chip does not split keys"
     q, *keys, scale = launch.inputs
     mask = BlockMask(template["WINDOW"] or None, template["CAUSAL"])
-    return block_attention_reference(q, BlockKeys(*keys), float(scale.item()), mask)
+    out = block_attention_reference(q, BlockKeys(*keys), float(scale.item()), mask)
+    return _split(launch, out)
+
+
+def _split(launch: Launch, out: mx.array) -> mx.array:
+    """Return finished rows as the launch wants them: in the first split, the others are empty."""
+    shape = launch.output_shapes[0]
+    if launch.output_dtypes[0] == out.dtype and shape == out.shape:
+        return out
+    parts = mx.zeros(shape)
+    parts[..., -2] = -1e30
+    parts[0, ..., :-2] = out[0].astype(mx.float32)
+    parts[0, ..., -2:] = mx.array([0.0, 1.0])
+    return parts
 
 
 def _head(launch: Launch, template: dict[str, Any]) -> list[mx.array]:
@@ -101,6 +128,18 @@ def _head(launch: Launch, template: dict[str, Any]) -> list[mx.array]:
     return [values, ids, sums]
 
 
+def _path(launch: Launch, template: dict[str, Any]) -> list[mx.array]:
+    anchor, candidates, unary, projected, before, after, noise, inverse = launch.inputs
+    path = candidate_path_reference(
+        anchor,
+        CandidateRows(candidates, unary, projected),
+        Codebooks(before, after),
+        1 / float(inverse.item()),
+        noise,
+    )
+    return [path.tokens, path.log_probs]
+
+
 def _merge(launch: Launch, template: dict[str, Any]) -> list[mx.array]:
     best = head_merge_reference(Strips(*launch.inputs))
     return [best.logits, best.tokens, best.log_sum_exp]
@@ -112,7 +151,11 @@ _COMPUTED: dict[str, Callable[[Launch, dict[str, Any]], Computed]] = {
     "head_merge": _merge,
     "quantized_verify": _quantized,
     "dense_verify": lambda launch, _: dense_verify_reference(*launch.inputs),
+    "attention_merge": lambda launch, template: attention_merge_reference(
+        launch.inputs[0], template["O"]
+    ),
     "verify_attention": _verify,
     "block_attention": _block,
+    "candidate_path": _path,
     "grouped_conv": lambda launch, _: grouped_conv_reference(*launch.inputs),
 }

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dflash_mlx.errors import BadRequest
-from dflash_mlx.metal.attention_geometry import AttentionGeometry, attention_geometries
+from dflash_mlx.metal.attention_geometry import AttentionGeometry, key_block_of
 from dflash_mlx.metal.block_attention import (
     BlockKeys,
     BlockMask,
@@ -89,6 +89,10 @@ def _posed(
     return q, keys, _truth(q, keys, 1.5 * size**-0.5, mask)
 
 
+def _n_keys(case: Case) -> int:
+    return int(case["rows"] + min(case["context"], case["window"] or case["context"]))
+
+
 def _run(case: Case, device: Device) -> None:
     size, dtype = case["size"], DTYPES[case["dtype"]]
     mask = BlockMask(case["window"], case["causal"])
@@ -96,8 +100,8 @@ def _run(case: Case, device: Device) -> None:
     geometry = AttentionGeometry(
         case["simdgroups"],
         min(case["row_tiles"], 1 if size > 128 else 2),
-        attention_geometries(size, dtype, 8)[0].key_block,
-        keys_per_split=40 if case["split"] else 100_000,
+        key_block_of(size, dtype),
+        splits=1 + _n_keys(case) // 40 if case["split"] else 1,
     )
     out = block_attention(q, keys, 1.5 * size**-0.5, mask, device=device, geometry=geometry)
     assert out.dtype == dtype
@@ -146,7 +150,7 @@ def test_reads_both_sources_once(traced_device: Device) -> None:
         pytest.skip("counts exist in the executor only")
     q, keys = queries(1, 8, 16, 128, mx.bfloat16), _keys(2, 100, 16, 128, mx.bfloat16)
     block_attention(q, keys, 0.1, BlockMask(), device=traced_device)
-    (run,) = traced_device.runs
+    run = traced_device.runs[0]
     for name, rows in (("context_k", 100), ("context_v", 100), ("block_k", 16), ("block_v", 16)):
         counts = run.counts.buffers[name]
         assert counts.read_issued == counts.unique_read == 2 * rows * 128 * 2

@@ -22,7 +22,7 @@ from dflash_mlx.metal.grouped_conv import grouped_conv_reference
 from dflash_mlx.metal.head_argmax import Head
 from dflash_mlx.metal.matrix_cases import head_case, matrix_case
 from dflash_mlx.metal.quantized_verify import QuantizedWeight
-from dflash_mlx.metal.small_cases import conv_case, path_case
+from dflash_mlx.metal.small_cases import ConvInputs, conv_case, path_case
 from dflash_mlx.metal.tuning_case import TuningCase
 from tests.metal.attention_cases import queries
 from tests.metal.exactness import drawn
@@ -55,27 +55,40 @@ SHAPE = HeadShape(4, 2, 64, mx.bfloat16)
 
 
 def _path(device: Device) -> TuningCase[Any]:
-    candidates = mx.array(np.arange(21).reshape(3, 7).astype(np.int32))
-    rows = CandidateRows(
-        candidates,
-        drawn(1, (3, 7), mx.float32, outliers=False),
-        drawn(2, (3, 16), mx.float32, outliers=False),
-    )
+    ends = [
+        CandidateRows(
+            mx.array(np.arange(7 * rows).reshape(rows, 7).astype(np.int32)),
+            drawn(1, (rows, 7), mx.float32, outliers=False),
+            drawn(2, (rows, 16), mx.float32, outliers=False),
+        )
+        for rows in (1, 3)
+    ]
     books = Codebooks(drawn(3, (40, 16), mx.float32), drawn(4, (40, 16), mx.float32))
-    return path_case(mx.array(5, mx.int32), rows, books, device)
+    return path_case(mx.array(5, mx.int32), ends, books, device)
 
 
 CASES: dict[str, Callable[[Device], TuningCase[Any]]] = {
-    "dense": lambda device: matrix_case([drawn(1, (90, 100), mx.bfloat16)], mx.bfloat16, 5, device),
-    "quantized": lambda device: matrix_case([_quantized()] * 2, mx.bfloat16, 8, device),
-    "head": lambda device: head_case(Head(_quantized()), mx.bfloat16, 5, 2, device),
-    "candidates": lambda device: head_case(Head(_quantized(), 0.5, 9.0), mx.float32, 3, 16, device),
-    "verify": lambda device: verify_attention_case(SHAPE, 5, 70, device),
-    "block": lambda device: block_attention_case(SHAPE, 5, 40, BlockMask(16, True), device),
+    "dense": lambda device: matrix_case(
+        [drawn(1, (90, 100), mx.bfloat16)], mx.bfloat16, range(2, 6), device
+    ),
+    "quantized": lambda device: matrix_case([_quantized()] * 2, mx.bfloat16, range(6, 9), device),
+    "head": lambda device: head_case(Head(_quantized()), mx.bfloat16, range(4, 6), 2, device),
+    "candidates": lambda device: head_case(
+        Head(_quantized(), 0.5, 9.0), mx.float32, range(2, 4), 16, device
+    ),
+    "verify": lambda device: verify_attention_case(SHAPE, range(2, 6), range(70, 81), device),
+    "block": lambda device: block_attention_case(
+        SHAPE, range(2, 6), range(40, 51), BlockMask(16, True), device
+    ),
     "conv": lambda device: conv_case(
-        drawn(1, (5, 32), mx.bfloat16),
-        drawn(2, (2, 32), mx.bfloat16),
-        drawn(3, (5, 2, 2), mx.bfloat16),
+        [
+            ConvInputs(
+                drawn(1, (rows, 32), mx.bfloat16),
+                drawn(2, (2, 32), mx.bfloat16),
+                drawn(3, (rows, 2, 2), mx.bfloat16),
+            )
+            for rows in (2, 5)
+        ],
         mx.compile(grouped_conv_reference),
         device,
     ),
@@ -102,10 +115,11 @@ def test_one_wrong_value_fails(name: str, device: Device) -> None:
 def test_both_chains_do_the_same_work(name: str, device: Device) -> None:
     """Timing different amounts of work would compare nothing."""
     case = CASES[name](device)
-    ours, stock = case.ours(case.candidates[0], 2), case.stock(2)
-    assert ours.shape == stock.shape
-    assert ours.dtype == stock.dtype
-    assert mx.array_equal(ours, stock)
+    for work in case.timed:
+        ours, stock = work.ours(case.candidates[0], 2), work.stock(2)
+        assert ours.shape == stock.shape
+        assert ours.dtype == stock.dtype
+        assert mx.array_equal(ours, stock)
 
 
 def test_every_case_has_its_own_name(device: Device) -> None:

@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 
 from dflash_mlx.errors import BadRequest
-from dflash_mlx.metal.attention_geometry import AttentionGeometry, attention_geometries
+from dflash_mlx.metal.attention_geometry import (
+    AttentionGeometry,
+    attention_geometries,
+    key_block_of,
+)
 from dflash_mlx.metal.build import Device
 from dflash_mlx.metal.verify_attention import (
     verify_attention,
@@ -18,10 +22,12 @@ from dflash_mlx.metal.verify_attention import (
     verify_attention_refusal,
 )
 from tests.metal.attention_cases import attention, cached, queries
+from tests.metal.count.counter import LaunchRecorder
 from tests.metal.covering import Axes, Case
 from tests.metal.device import ExecutorDevice
 from tests.metal.exactness import DTYPES, Exact, check, drawn
 from tests.metal.executor.launch import ORDERS
+from tests.metal.fake_chip import pipeline
 
 AXES = Axes(
     pipeline={
@@ -64,6 +70,10 @@ def _posed(
     return q, k, v, attention(q, k, v, 1.5 * size**-0.5, _visible(rows, keys, window))
 
 
+def _n_keys(case: Case) -> int:
+    return int(case["rows"] + min(case["context"], case["window"] or case["context"]))
+
+
 def _run(case: Case, device: Device) -> None:
     size, rows, dtype = case["size"], case["rows"], DTYPES[case["dtype"]]
     keys, window = rows + case["context"], case["window"]
@@ -71,8 +81,8 @@ def _run(case: Case, device: Device) -> None:
     geometry = AttentionGeometry(
         case["simdgroups"],
         min(case["row_tiles"], 1 if size > 128 else 2),
-        attention_geometries(size, dtype, 8)[0].key_block,
-        keys_per_split=40 if case["split"] else 100_000,
+        key_block_of(size, dtype),
+        splits=1 + _n_keys(case) // 40 if case["split"] else 1,
     )
     scale = 1.5 * size**-0.5
     out = verify_attention(q, k, v, scale, window=window, device=device, geometry=geometry)
@@ -102,7 +112,7 @@ def test_a_long_context_is_right_in_the_shipped_geometry(context: int, device: D
     check(out, *attention(q, k, v, 0.1, visible), slack=4)
 
 
-SPLIT = AttentionGeometry(2, 1, 16, keys_per_split=40)
+SPLIT = AttentionGeometry(2, 1, 16, splits=2)
 
 
 def test_reads_views_of_any_strides(device: Device) -> None:
@@ -151,7 +161,7 @@ def test_reads_keys_and_values_once(
     q = queries(1, heads[0], 16, size, mx.bfloat16)
     k, v = (cached(seed, heads[1], 100, size, mx.bfloat16) for seed in (2, 3))
     verify_attention(q, k, v, 0.1, device=traced_device)
-    (run,) = traced_device.runs
+    run = traced_device.runs[0]
     for name in "kv":
         counts = run.counts.buffers[name]
         assert counts.read_issued == counts.unique_read == heads[1] * 100 * size * 2
@@ -164,7 +174,7 @@ def test_a_window_reads_only_visible_keys(traced_device: Device) -> None:
     q = queries(1, 2, 4, 64, mx.bfloat16)
     k, v = (cached(seed, 1, 500, 64, mx.bfloat16) for seed in (2, 3))
     verify_attention(q, k, v, 0.1, window=20, device=traced_device)
-    (run,) = traced_device.runs
+    run = traced_device.runs[0]
     assert run.counts.buffers["k"].unique_read == (20 + 4 - 1) * 64 * 2
 
 
@@ -209,16 +219,40 @@ def test_rejects_unsupported_inputs(name: str) -> None:
 def test_geometries_hold_all_rows_of_a_group_where_registers_allow() -> None:
     """Rows in two threadgroups read each key twice."""
     for size, rows in ((128, 64), (128, 128), (256, 96), (256, 128), (64, 16)):
-        first = attention_geometries(size, mx.bfloat16, rows)[0]
+        first = attention_geometries(size, mx.bfloat16, rows, 4, 1024)[0]
         assert first.row_blocks(rows) == 1
 
 
-def test_unfinished_rows_add_at_most_a_quarter_of_the_traffic() -> None:
-    """More splits write more unfinished rows than they save."""
-    for size, rows in ((128, 64), (128, 20), (256, 96), (64, 256)):
-        geometry = attention_geometries(size, mx.bfloat16, rows)[0]
-        for keys in (100, 1000, 4096, 32768):
-            splits = geometry.splits(keys)
-            if splits > 1:
-                unfinished = 2 * splits * rows * size * 4
-                assert unfinished <= 0.25 * keys * size * 2 * 2
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size"),
+    [(32, 8, 128), (32, 4, 128), (64, 8, 128), (40, 8, 128), (24, 4, 256), (16, 2, 256)],
+    ids=["Qwen3-8B", "Qwen3-Coder-30B", "Qwen3-32B", "Qwen3-14B", "Qwen3.5-27B", "Qwen3.5-35B-A3B"],
+)
+@pytest.mark.parametrize("block_size", [2, 8, 16])
+def test_few_kv_heads_give_64_threadgroups(
+    heads: int, kv_heads: int, size: int, block_size: int
+) -> None:
+    """With 8 threadgroups at 1,000 keys, 32 of the 40 cores of an M4 Max had no work."""
+    rows = block_size * heads // kv_heads
+    first = attention_geometries(size, mx.bfloat16, rows, kv_heads, 1024)[0]
+    assert kv_heads * first.row_blocks(rows) * first.splits >= 64
+
+
+def test_every_split_has_two_key_blocks() -> None:
+    """Shorter splits spend more on their unfinished rows than on their keys."""
+    for size, keys in ((128, 100), (256, 1024), (64, 20)):
+        for geometry in attention_geometries(size, mx.bfloat16, 128, 1, keys):
+            assert geometry.splits == 1 or geometry.splits * 2 * geometry.key_block <= keys
+
+
+def test_one_geometry_launches_one_pipeline_at_every_context_length() -> None:
+    """The number of splits grew with the context, so unchecked pipelines ran within an answer."""
+    geometry = attention_geometries(128, mx.bfloat16, 64, 8, 1024)[0]
+    q = mx.zeros((1, 32, 16, 128), mx.bfloat16)
+    launched = set()
+    for keys in (1024, 2048, 4095, 40_000):
+        recorder = LaunchRecorder()
+        k, v = (mx.zeros((1, 8, keys, 128), mx.bfloat16) for _ in range(2))
+        verify_attention(q, k, v, 1.0, device=recorder, geometry=geometry)
+        launched.add(tuple(pipeline(launch) for launch in recorder.launches))
+    assert len(launched) == 1
