@@ -7,12 +7,14 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from dflash_mlx.errors import BadRequest
 
 LogitsProcessor = Callable[[Any, Any], Any]
 """`(tokens [n], logits [1, V]) -> logits [1, V]`, both mlx arrays: mlx-lm's signature."""
+
+ReasoningEffort = Literal["low", "medium", "high"]
 
 MAX_STOPS = 16
 """Stop strings of a request at most: agents that build on other servers send up to this many."""
@@ -147,7 +149,10 @@ class GenerationConfig:
         sampling: how a token is chosen; None takes the model's `generation_config.json`.
         thinking: thinking mode; None takes the mode that the draft was trained with, and on if
             that is unknown.
+        reasoning_effort: "low", "medium" or "high", for templates that read it; None leaves it to
+            the template.
         chat_template: whether the prompt is rendered with the model's chat template.
+        chat_template_kwargs: further variables of the chat template.
         logits_processors: functions that change the logits of each token, applied last.
 
     Raises:
@@ -159,7 +164,9 @@ class GenerationConfig:
     block_size: int | None = None
     sampling: SamplingConfig | None = None
     thinking: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
     chat_template: bool = True
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     logits_processors: tuple[LogitsProcessor, ...] = ()
 
     def __post_init__(self) -> None:
@@ -174,6 +181,19 @@ class GenerationConfig:
                 f"thinking is {self.thinking} and chat_template is False; only the chat template "
                 "can switch thinking, so leave one of them out"
             )
+        efforts = get_args(ReasoningEffort)
+        _check(
+            "reasoning_effort",
+            self.reasoning_effort,
+            self.reasoning_effort is None or self.reasoning_effort in efforts,
+            f"one of {', '.join(efforts)}",
+        )
+        variables: object = self.chat_template_kwargs
+        named = isinstance(variables, Mapping) and all(isinstance(key, str) for key in variables)
+        _check("chat_template_kwargs", variables, named, "an object with names as keys")
+        object.__setattr__(
+            self, "chat_template_kwargs", MappingProxyType(dict(self.chat_template_kwargs))
+        )
         stop: object = self.stop
         if isinstance(stop, str):  # for example ("text") without the comma of a tuple
             raise BadRequest(f"stop is the text {stop!r}; it needs a tuple of texts")

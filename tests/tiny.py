@@ -27,6 +27,8 @@ from dflash_mlx.decode.policy import BlockPolicy, FixedBlock
 from dflash_mlx.decode.prefill import prefill
 from dflash_mlx.decode.round import Round
 from dflash_mlx.engine.loaded import LoadedPair
+from dflash_mlx.loading.answer_format import AnswerFormat
+from dflash_mlx.loading.chat_template import ToolCallForm
 from dflash_mlx.loading.compute import compute_here
 from dflash_mlx.metal.head_merge import BestTokens
 from dflash_mlx.models.draft.build import bind, draft_model
@@ -263,10 +265,17 @@ class ByteTokenizer:
     eos_token_ids = frozenset({END})
     has_template = True
     has_thinking = False
+    thinking_switch = None
+    thinks_without_switch = False
     thinking_marks = None
+    has_reasoning_effort = False
+    template_variables: frozenset[str] = frozenset()
+    tool_call_form = ToolCallForm()
+    offers_tools = False
+    answer_format = AnswerFormat()
 
-    def opens_thought(self, ids: Sequence[int]) -> bool:
-        return False
+    def tail(self, ids: Sequence[int]) -> str:
+        return self.decode(ids)
 
     def special_ids(self, texts: Collection[str]) -> frozenset[int]:
         return frozenset({MARK} if "<mark>" in texts else ())
@@ -277,9 +286,10 @@ class ByteTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(token for token in ids if token < 256).decode(errors="replace")
 
-    def render(self, messages: Sequence[Any], thinking: bool | None) -> list[int]:
+    def render(self, messages: Sequence[Any], thinking: bool | None, **options: Any) -> list[int]:
         text = "".join(f"<{message['role']}>{message['content']}\n" for message in messages)
-        return self.encode(text + "<assistant>")
+        continued = options.get("continue_final")
+        return self.encode(text.removesuffix("\n") if continued else text + "<assistant>")
 
 
 def loaded_pair(pair: Pair, **changes: Any) -> LoadedPair:

@@ -1,4 +1,4 @@
-"""A queue with an end, from one producer thread to one reader.
+"""A queue with an end, from one producer thread to its readers.
 
 It has no bound: a producer on the worker thread must never wait for a slow reader.
 """
@@ -6,16 +6,17 @@ It has no bound: a producer on the worker thread must never wait for a slow read
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
 
-class ClosableQueue(Generic[T]):
+class ClosableQueue(Iterator[T]):
     """Values, then an end or an error. The error is raised after the values before it."""
 
     def __init__(self) -> None:
         self._values: deque[T] = deque()
+        self._last: T | None = None
         self._ended = False
         self._error: BaseException | None = None
         self._changed = threading.Condition()
@@ -25,6 +26,7 @@ class ClosableQueue(Generic[T]):
         """Add a value."""
         with self._changed:
             self._values.append(value)
+            self._last = value
         self._notify()
 
     def end(self, error: BaseException | None = None) -> None:
@@ -61,12 +63,23 @@ class ClosableQueue(Generic[T]):
             raise self._error
         return True
 
+    @property
+    def last(self) -> T | None:
+        """The value that was put last, read or not; None without one."""
+        return self._last
+
     def __iter__(self) -> Iterator[T]:
-        while not self.over:
-            with self._changed:
-                self._changed.wait_for(lambda: self._values or self._ended)
-                values = [self._values.popleft()] if self._values else []
-            yield from values
+        return self
+
+    def __next__(self) -> T:
+        """Wait for a value and return it. Several threads may read: each value goes to one."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._values or self._ended)
+            if self._values:
+                return self._values.popleft()
+        if self._error is not None:
+            raise self._error
+        raise StopIteration
 
     def _notify(self) -> None:
         with self._changed:

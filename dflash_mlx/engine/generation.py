@@ -14,13 +14,13 @@ from dflash_mlx.decode.logits_processors import make_processors
 from dflash_mlx.decode.loop import DecodeConfig, DecodeState, decode, update_context
 from dflash_mlx.decode.prefill import prefill
 from dflash_mlx.decode.round import Stopwatch
+from dflash_mlx.engine.answer_parser import Segment, SegmentKind, answer_parser
 from dflash_mlx.engine.answer_text import AnswerText
 from dflash_mlx.engine.closable_queue import ClosableQueue
 from dflash_mlx.engine.loaded import LoadedPair
 from dflash_mlx.engine.resolved_request import ResolvedRequest
 from dflash_mlx.engine.stats import RoundCounters, Stats, rate
 from dflash_mlx.engine.stream import Chunk, FinishReason, Result
-from dflash_mlx.engine.thinking import ThinkingSplitter
 from dflash_mlx.errors import BadRequest, OutOfMemoryBudget
 from dflash_mlx.prefix_cache.pool import Lease
 
@@ -55,9 +55,10 @@ class Generation:
         self._policy = request.new_policy()
         tokenizer = loaded.tokenizer
         self._text = AnswerText(tokenizer.decode, request.end_token_ids, request.stop)
-        self._splitter = ThinkingSplitter(tokenizer.thinking_marks, tokenizer.opens_thought(ids))
+        prompt_end = tokenizer.tail(ids) if request.chat_template else ""
+        self._parser = answer_parser(tokenizer.answer_format, prompt_end)
         self._counters = RoundCounters()
-        self._written: list[str] = []
+        self._segments: list[Segment] = []
         self._prefill_s = 0.0
 
     def steps(self, lease: Lease, boundaries: Collection[int]) -> Generator[None, None, Result]:
@@ -76,9 +77,11 @@ class Generation:
         state = yield from self._prefill(lease, boundaries)
         finished = state is not None and (yield from self._decode(lease, state))
         self._emit(self._text.finish(), ())
-        self._emit_pieces(self._splitter.finish(), ())
+        self._emit_segments(self._parser.finish(), ())
         return Result(
-            text="".join(self._written),
+            text="".join(segment.text for segment in self._segments),
+            content=self._joined("content"),
+            reasoning=self._joined("reasoning"),
             tokens=tuple(self._text.tokens),
             finish_reason=self._finish_reason(finished),
             prompt_tokens=n_prompt,
@@ -157,14 +160,18 @@ class Generation:
         return True
 
     def _emit(self, text: str, tokens: tuple[int, ...]) -> None:
-        self._emit_pieces(self._splitter.feed(text), tokens)
+        self._emit_segments(self._parser.feed(text), tokens)
 
-    def _emit_pieces(self, pieces: list[tuple[str, bool]], tokens: tuple[int, ...]) -> None:
-        """Put pieces of text into the queue; the first chunk carries the round's tokens."""
-        for text, thinking in pieces or ([("", self._splitter.inside)] if tokens else []):
-            self._written.append(text)
-            self._chunks.put(Chunk(text=text, tokens=tokens, thinking=thinking))
+    def _emit_segments(self, segments: list[Segment], tokens: tuple[int, ...]) -> None:
+        """Put segments into the queue; the first chunk carries the round's tokens."""
+        self._segments += segments
+        for segment in segments or ([Segment("", self._parser.kind)] if tokens else []):
+            thinking = segment.kind != "content"
+            self._chunks.put(Chunk(text=segment.text, tokens=tokens, thinking=thinking))
             tokens = ()
+
+    def _joined(self, kind: SegmentKind) -> str:
+        return "".join(segment.text for segment in self._segments if segment.kind == kind)
 
     def _finish_reason(self, finished: bool) -> FinishReason:
         if self._text.ended:

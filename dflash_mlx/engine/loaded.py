@@ -12,8 +12,9 @@ from dflash_mlx.controller.adaptive import AdaptiveBlock
 from dflash_mlx.controller.state import ControllerState
 from dflash_mlx.decode.policy import BlockPolicy
 from dflash_mlx.kernels.pair_kernels import PairKernels
+from dflash_mlx.loading.chat_template import Message
 from dflash_mlx.loading.compute import Compute
-from dflash_mlx.loading.tokenizer import Message, Tokenizer
+from dflash_mlx.loading.tokenizer import Tokenizer
 from dflash_mlx.models.pair import Pair
 
 Prompt = str | Sequence[Message]

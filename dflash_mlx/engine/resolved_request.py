@@ -4,13 +4,15 @@
 """
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from dflash_mlx.config import GenerationConfig, LogitsProcessor, SamplingConfig
 from dflash_mlx.decode.policy import BlockPolicy, FixedBlock
 from dflash_mlx.engine.loaded import LoadedPair, Prompt
 from dflash_mlx.errors import BadRequest
+from dflash_mlx.system.foreign import quoted
 
 _UNMEASURED_QUANTIZED_BLOCK = 5
 """Block size for a quantized target on Metal without measured costs: the recommendation of the
@@ -31,6 +33,7 @@ class ResolvedRequest:
             requests before it may still change the measured costs.
         chat_template: whether the prompt is rendered with the model's chat template.
         thinking: thinking mode; None if the template has no such switch.
+        template_variables: further variables of the chat template.
         sampling: how a token is chosen.
         seed: seed of the random numbers; drawn if `sampling` has none.
         logits_processors: the caller's processors, applied after those of `sampling`.
@@ -45,6 +48,7 @@ class ResolvedRequest:
     new_policy: Callable[[], BlockPolicy]
     chat_template: bool
     thinking: bool | None
+    template_variables: Mapping[str, Any]
     sampling: SamplingConfig
     seed: int
     logits_processors: tuple[LogitsProcessor, ...]
@@ -80,6 +84,7 @@ def resolve_request(loaded: LoadedPair, config: GenerationConfig | None = None) 
         new_policy=new_policy,
         chat_template=config.chat_template,
         thinking=thinking,
+        template_variables=_template_variables(loaded, config),
         sampling=sampling,
         seed=secrets.randbelow(2**32) if sampling.seed is None else sampling.seed,
         logits_processors=config.logits_processors,
@@ -130,15 +135,48 @@ def _check_logit_bias(loaded: LoadedPair, sampling: SamplingConfig) -> None:
 
 
 def _thinking(loaded: LoadedPair, config: GenerationConfig) -> bool | None:
-    """Return the thinking mode: the request's, else the pair's, else on, as in mlx-lm."""
-    if not loaded.tokenizer.has_thinking:
-        if config.thinking:
-            raise BadRequest("this model has no thinking mode; leave thinking off")
-        return None
+    """Return the thinking mode: the request's, else the draft's, else the usual default."""
+    tokenizer = loaded.tokenizer
     if not config.chat_template:
         return None
-    asked = loaded.trained_thinking if config.thinking is None else config.thinking
-    return True if asked is None else asked
+    if tokenizer.has_thinking:
+        asked = loaded.trained_thinking if config.thinking is None else config.thinking
+        # mlx-lm turns `enable_thinking` on; `thinking` is off in templates that have it
+        return tokenizer.thinking_switch == "enable_thinking" if asked is None else asked
+    thinks = tokenizer.thinks_without_switch
+    if config.thinking is None or config.thinking is thinks:
+        return None
+    if thinks is False:
+        raise BadRequest("this model has no thinking mode; leave thinking off")
+    effort = "; use reasoning_effort" if tokenizer.has_reasoning_effort else ""
+    raise BadRequest(
+        f"thinking is {config.thinking}, and this model's chat template has no switch for it; "
+        f"leave thinking out{effort}"
+    )
+
+
+def _template_variables(loaded: LoadedPair, config: GenerationConfig) -> dict[str, Any]:
+    """Return the variables for the chat template that the request names."""
+    tokenizer = loaded.tokenizer
+    variables = dict(config.chat_template_kwargs)
+    if (variables or config.reasoning_effort) and not config.chat_template:
+        raise BadRequest(
+            "chat_template_kwargs and reasoning_effort need the chat template; leave them out"
+        )
+    known = tokenizer.template_variables
+    if unknown := sorted(name for name in variables if known is not None and name not in known):
+        raise BadRequest(
+            f"chat_template_kwargs has {quoted(unknown[0])}, which this model's chat template does "
+            f"not read; it reads {', '.join(sorted(known or ()))}"
+        )
+    if config.reasoning_effort is not None:
+        if not tokenizer.has_reasoning_effort:
+            raise BadRequest(
+                f"reasoning_effort is {config.reasoning_effort}, and this model's chat template "
+                "does not read it; leave it out"
+            )
+        variables["reasoning_effort"] = config.reasoning_effort
+    return variables
 
 
 def _notices(loaded: LoadedPair, thinking: bool | None) -> tuple[str, ...]:

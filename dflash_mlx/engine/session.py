@@ -14,11 +14,17 @@ from dflash_mlx.engine.autotune import autotune_between_requests
 from dflash_mlx.engine.closable_queue import ClosableQueue
 from dflash_mlx.engine.generation import Generation
 from dflash_mlx.engine.loaded import LoadedPair, Prompt
+from dflash_mlx.engine.messages import (
+    assistant_message,
+    join_consecutive,
+    normalise_messages,
+    plain_message,
+)
 from dflash_mlx.engine.resolved_request import ResolvedRequest, check_prompt, resolve_request
 from dflash_mlx.engine.stream import CacheMiss, Chunk, Result, Stream
 from dflash_mlx.engine.worker import Worker
 from dflash_mlx.errors import BadRequest
-from dflash_mlx.loading.tokenizer import Message
+from dflash_mlx.loading.chat_template import Message
 from dflash_mlx.prefix_cache.conversation import common_length, token_ids
 from dflash_mlx.prefix_cache.pool import Lease, PrefixCache
 from dflash_mlx.system.memory import wired
@@ -106,7 +112,7 @@ class Session:
             miss = self._miss(lease, ids, messages, request)
             result = replace(result, cache_miss=miss)
             if request.chat_template and (result.text or result.finish_reason != "cancelled"):
-                self.messages = [*messages, {"role": "assistant", "content": result.text}]
+                self.messages = _with_answer(messages, result)
             chunks.put(Chunk(result=result))
             chunks.end()
             autotune_between_requests(self._loaded, self._worker)
@@ -121,7 +127,7 @@ class Session:
                     "this session has a system message and the prompt is a whole conversation; "
                     "put the system message there"
                 )
-            return list(prompt)
+            return [plain_message(message) for message in prompt]
         before = list(self.messages)
         if not before and self.system:
             before = [{"role": "system", "content": self.system}]
@@ -131,30 +137,58 @@ class Session:
         self, prompt: Prompt, messages: Sequence[Message], request: ResolvedRequest
     ) -> list[int]:
         if request.chat_template:
-            return self._loaded.tokenizer.render(messages, request.thinking)
+            return self._render(messages, request)
         if self.system:
             raise BadRequest("a system message needs the chat template; leave one of them out")
         if isinstance(prompt, str):
             return self._loaded.tokenizer.encode(prompt)
         raise BadRequest("messages need the chat template; give plain text without it")
 
+    def _render(self, messages: Sequence[Message], request: ResolvedRequest) -> list[int]:
+        """Return the prompt of a conversation; the assistant continues a last message of its own.
+
+        Roles that repeat are joined if the template refuses them.
+        """
+        tokenizer = self._loaded.tokenizer
+        chat = normalise_messages(messages, tokenizer.tool_call_form)
+        continues = chat[-1]["role"] == "assistant"
+
+        def render(chat: Sequence[Message]) -> list[int]:
+            return tokenizer.render(
+                chat,
+                request.thinking,
+                continue_final=continues,
+                variables=request.template_variables,
+            )
+
+        try:
+            return render(chat)
+        except BadRequest:
+            joined = join_consecutive(chat)
+            if len(joined) == len(chat):
+                raise
+            return render(joined)
+
     def _stable(
         self, ids: Sequence[int], messages: Sequence[Message], request: ResolvedRequest
     ) -> int:
-        """Return how many tokens of this prompt the next prompt starts with.
+        """Return how many tokens of this prompt the prompt of the next turn starts with.
 
-        A template may open an answer differently from how it writes a finished one, for example
-        with an empty thought.
+        Templates write an answer differently once another question follows: without its thought,
+        for example. So the next turn is rendered with a stand-in for the answer and the question.
         """
         end = len(ids) - 1
         if not request.chat_template:
             return end
-        answered = [*messages, {"role": "assistant", "content": "."}]
-        try:
-            later = self._loaded.tokenizer.render(answered, request.thinking)
-        except BadRequest:
-            return end
-        return _common_length(ids[:end], later)
+        answer = {"role": "assistant", "content": "."}
+        question = {"role": "user", "content": "."}
+        before = messages[:-1] if messages[-1]["role"] == "assistant" else messages
+        for later in ([*before, answer, question], [*before, answer, answer]):
+            try:
+                return _common_length(ids[:end], self._render(later, request))
+            except BadRequest:
+                continue
+        return end
 
     def _boundaries(
         self,
@@ -175,9 +209,7 @@ class Session:
         head = list(messages[:n_head])
         try:
             first, second = (
-                self._loaded.tokenizer.render(
-                    [*head, {"role": "user", "content": text}], request.thinking
-                )
+                self._render([*head, {"role": "user", "content": text}], request)
                 for text in ("a", "b")
             )
         except BadRequest:
@@ -201,13 +233,21 @@ class Session:
         def is_past(n_messages: int) -> bool:
             """Return whether the first `n_messages` messages contain the different token."""
             try:
-                start = self._loaded.tokenizer.render(messages[:n_messages], request.thinking)
+                start = self._render(messages[:n_messages], request)
             except BadRequest:  # some templates refuse a part of a conversation
                 return False
             return _common_length(ids, start) > position
 
         index = bisect_left(range(1, len(messages)), True, key=is_past)
         return CacheMiss(position, index, str(messages[index].get("role")))
+
+
+def _with_answer(messages: Sequence[Message], result: Result) -> list[Message]:
+    """Return the conversation with the answer, which may continue the last message."""
+    last = messages[-1]
+    if last["role"] != "assistant":
+        return [*messages, assistant_message(result.content, result.reasoning)]
+    return [*messages[:-1], {**last, "content": f"{last.get('content') or ''}{result.content}"}]
 
 
 def _common_length(first: Sequence[int], second: Sequence[int]) -> int:

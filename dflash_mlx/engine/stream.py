@@ -4,6 +4,7 @@ It must not know how an answer is generated.
 """
 
 import asyncio
+import os
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable
@@ -12,6 +13,7 @@ from typing import Any, Literal
 
 from dflash_mlx.engine.closable_queue import ClosableQueue
 from dflash_mlx.engine.stats import Stats
+from dflash_mlx.engine.worker import check_process
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -36,7 +38,9 @@ class Result:
     """A finished answer.
 
     Args:
-        text: the answer, thoughts and their marks included.
+        text: the answer as the model wrote it, thoughts and marks included.
+        content: the answer without thoughts and marks.
+        reasoning: the thoughts without marks.
         tokens: the ids of `text`, without the end token.
         finish_reason: "stop" for an end token or a stop string, "length" for the token limit or
             a full context, "cancelled" if the request was cancelled.
@@ -53,6 +57,8 @@ class Result:
     """
 
     text: str
+    content: str
+    reasoning: str
     tokens: tuple[int, ...]
     finish_reason: FinishReason
     prompt_tokens: int
@@ -77,7 +83,7 @@ class Chunk:
     Args:
         text: new text of the answer.
         tokens: ids committed by the round that completed `text`.
-        thinking: whether `text` is thought.
+        thinking: whether `text` is a thought or a mark, and not part of the content.
         progress: prompt tokens read so far, and prompt tokens to read.
         notice: a line for the user.
         result: the finished answer; in the last chunk only.
@@ -99,6 +105,7 @@ class Chunk:
 class Stream:
     """The chunks of one request, for `for` and `async for`, on any thread.
 
+    Several threads may read one stream; each chunk goes to one of them.
     The request stops within one round when the loop is left early, when the stream is deleted,
     and after `close()` or `cancel()`.
     """
@@ -106,8 +113,7 @@ class Stream:
     def __init__(self, start: Callable[[ClosableQueue[Chunk], threading.Event], None]) -> None:
         self._cancelled = threading.Event()
         self._queue: ClosableQueue[Chunk] = ClosableQueue()
-        self._result: Result | None = None
-        self._chunks = iter(self._queue)
+        self._pid = os.getpid()
         weakref.finalize(self, self._cancelled.set)
         start(self._queue, self._cancelled)
 
@@ -115,9 +121,11 @@ class Stream:
         return self  # a generator would keep the request running after the loop was left
 
     def __next__(self) -> Chunk:
-        return self._remember(next(self._chunks))
+        check_process(self._pid)
+        return next(self._queue)
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
+        check_process(self._pid)
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
         def notify() -> None:
@@ -130,7 +138,7 @@ class Stream:
                 await changed.wait()
                 changed.clear()
                 for chunk in self._queue.ready():
-                    yield self._remember(chunk)
+                    yield chunk
         finally:
             self.cancel()
 
@@ -146,11 +154,9 @@ class Stream:
         Raises:
             BaseException: the error that ended the request.
         """
-        for chunk in self._queue:
-            self._remember(chunk)
-        assert self._result is not None, "a stream without an error ends with a result"
-        return self._result
-
-    def _remember(self, chunk: Chunk) -> Chunk:
-        self._result = chunk.result or self._result
-        return chunk
+        check_process(self._pid)
+        for _ in self._queue:
+            pass
+        last = self._queue.last
+        assert last is not None and last.result is not None, "a stream ends with a result"
+        return last.result

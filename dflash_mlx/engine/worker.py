@@ -5,6 +5,7 @@ processors and random keys run here, whatever threads callers use. It must not k
 """
 
 import atexit
+import os
 import queue
 import threading
 from collections.abc import Callable, Generator, Hashable, Iterator
@@ -20,6 +21,15 @@ T = TypeVar("T")
 
 MAX_WAITING: Final = 256
 """Requests that may wait. A caller that sends more is better told at once than minutes later."""
+
+
+def check_process(pid: int) -> None:
+    """Raise DFlashError unless this is the process `pid`: its threads do not exist in a fork."""
+    if os.getpid() != pid:
+        raise DFlashError(
+            f"this engine was loaded in process {pid}, and process {os.getpid()} is a fork without "
+            "its thread; load the model after the fork"
+        )
 
 
 class Worker:
@@ -40,6 +50,7 @@ class Worker:
         self._max_requests = parallel + MAX_WAITING
         self._closed = False
         self._lock = threading.Lock()
+        self._pid = os.getpid()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
         # a thread that holds MLX streams when the process ends would abort the process
@@ -47,6 +58,7 @@ class Worker:
 
     def run(self, job: Callable[[], T]) -> T:
         """Run `job` on the thread; return its result or raise its error."""
+        check_process(self._pid)
         if threading.current_thread() is self._thread:
             return job()
         return self.submit(job).result()
@@ -59,8 +71,9 @@ class Worker:
             cancel: event that `close` sets while the job waits or runs.
 
         Raises:
-            DFlashError: the worker is closed.
+            DFlashError: the worker is closed, or belongs to the parent of a fork.
         """
+        check_process(self._pid)
         future: Future[T] = Future()
         cancel = cancel or threading.Event()
 
@@ -94,6 +107,7 @@ class Worker:
             DFlashError: the worker is closed.
             EngineBusy: `MAX_WAITING` requests are waiting.
         """
+        check_process(self._pid)
         future: Future[T] = Future()
 
         def steps() -> Iterator[None]:
@@ -117,7 +131,12 @@ class Worker:
         return future
 
     def close(self) -> None:
-        """Cancel running and waiting jobs, then end the thread and free its memory."""
+        """Cancel running and waiting jobs, then end the thread and free its memory.
+
+        In the child of a fork it does nothing.
+        """
+        if os.getpid() != self._pid:
+            return
         with self._lock:
             if not self._closed:
                 self._closed = True

@@ -4,7 +4,9 @@ It must not know the network, requests or the decode loop.
 """
 
 __all__ = [
+    "answer_format",
     "arguments",
+    "chat_template",
     "compatibility",
     "compute",
     "draft",

@@ -1,96 +1,168 @@
-"""Text to token ids and back, for one target. Knows templates and end tokens, no models."""
+"""Text to token ids and back for one target, with its chat template and end tokens.
+
+The only place that loads tokenizers. It must not know models, requests or the decode loop.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.tokenizer_utils import load as load_wrapper
+from transformers import PreTrainedTokenizerBase
 
-from dflash_mlx.errors import BadCheckpoint, BadRequest
+from dflash_mlx.errors import BadCheckpoint, BadRequest, UnsupportedModel
+from dflash_mlx.loading.answer_format import AnswerFormat, answer_format
+from dflash_mlx.loading.chat_template import (
+    ChatTemplate,
+    Message,
+    ThinkingSwitch,
+    ToolCallForm,
+)
+from dflash_mlx.system.foreign import quoted, reading
+from dflash_mlx.system.json_file import read_json
 
-Message = Mapping[str, Any]
-"""`{"role": "user", "content": "..."}`, as chat templates take it."""
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+"""Files with a vocabulary. For a folder without one, transformers makes an empty tokenizer."""
 
 
 class Tokenizer:
-    """mlx-lm's tokenizer with the end tokens of a model: the union of all that its files name."""
+    """mlx-lm's tokenizer with the end tokens that any file of the model names."""
 
     def __init__(self, wrapper: TokenizerWrapper, eos_token_ids: Sequence[int] = ()) -> None:
         self._wrapper = wrapper
-        self.eos_token_ids = frozenset({*eos_token_ids, *wrapper.eos_token_ids})
+        self.answer_format: AnswerFormat = answer_format(wrapper, str(wrapper.chat_template or ""))
+        ends = self.special_ids(self.answer_format.end_tokens)
+        self.eos_token_ids = frozenset({*eos_token_ids, *wrapper.eos_token_ids, *ends})
+        self._template = _chat_template(wrapper, self.answer_format.thinking is not None)
 
     @classmethod
     def read(cls, folder: Path, eos_token_ids: Sequence[int]) -> "Tokenizer":
-        """Return the tokenizer in `folder`.
+        """Return the tokenizer in `folder`. Code in the folder is never run.
 
         Raises:
-            BadCheckpoint: there is none, or it cannot be read without code of its own.
+            BadCheckpoint: the folder has no tokenizer, or it cannot be read.
+            UnsupportedModel: the tokenizer needs code from its repository.
         """
-        try:
-            return cls(load_wrapper(folder), eos_token_ids)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            reason = str(error).split("\n")[0]
+        refuse_tokenizer_code(folder)
+        if not any((folder / name).is_file() for name in _VOCABULARIES):
             raise BadCheckpoint(
-                f"{folder} has no readable tokenizer ({reason}); fetch the model again"
-            ) from error
+                f"{folder} has no tokenizer; it needs one of {', '.join(_VOCABULARIES)}. "
+                "Fetch the model again"
+            )
+        with reading(folder, "the tokenizer"):
+            # without False, transformers offers on stdin to run the repository's code
+            wrapper = load_wrapper(folder, {"trust_remote_code": False})
+            return cls(wrapper, eos_token_ids)
 
     @property
     def has_template(self) -> bool:
-        """Whether the model is made for conversations."""
+        """Whether the model has a chat template."""
         return bool(self._wrapper.has_chat_template)
 
     @property
     def has_thinking(self) -> bool:
-        """Whether the template knows a thinking mode."""
-        return bool(self._wrapper.has_thinking)
+        """Whether the chat template can switch thinking on and off."""
+        return self.thinking_switch is not None
+
+    @property
+    def thinking_switch(self) -> ThinkingSwitch | None:
+        """The template variable that switches thinking; None without one."""
+        return self._template.thinking_switch if self.has_template else None
+
+    @property
+    def has_reasoning_effort(self) -> bool:
+        """Whether the template reads `reasoning_effort`, as gpt-oss's does."""
+        return self.has_template and self._template.has_reasoning_effort
+
+    @property
+    def template_variables(self) -> frozenset[str] | None:
+        """Variables that the chat template reads; None if its code does not tell."""
+        return self._template.variables if self.has_template else frozenset()
+
+    @property
+    def thinks_without_switch(self) -> bool | None:
+        """Whether answers of a model without a thinking switch start with a thought.
+
+        None if only the answer shows it.
+        """
+        if self.answer_format.harmony:
+            return True
+        if self.thinking_marks is None:
+            return False
+        if not self.has_template:
+            return None
+        prompt = self._template.render([{"role": "user", "content": "hi"}])
+        return True if prompt.rstrip().endswith(self.thinking_marks[0]) else None
+
+    @property
+    def tool_call_form(self) -> ToolCallForm:
+        """How the template takes the tool calls of an assistant message."""
+        return self._template.tool_call_form if self.has_template else ToolCallForm()
+
+    @property
+    def offers_tools(self) -> bool:
+        """Whether the template writes tools into the prompt."""
+        return self.has_template and self._template.offers_tools
 
     @property
     def thinking_marks(self) -> tuple[str, str] | None:
-        """The texts that open and close a thought, where the vocabulary has them."""
-        if not self.has_thinking:
-            return None
-        return self._wrapper.think_start, self._wrapper.think_end
+        """The texts that open and close a thought; None if the vocabulary has none."""
+        return self.answer_format.thinking
 
     @cached_property
     def special_tokens(self) -> dict[int, str]:
-        """Tokens that stand for something else than text, by id."""
+        """Special tokens by id."""
         added = self._wrapper.added_tokens_decoder
         return {index: str(token) for index, token in added.items() if token.special}
 
     def special_ids(self, texts: Collection[str]) -> frozenset[int]:
-        """Return the ids of those `texts` that are special tokens, which no answer has as text."""
+        """Return the ids of those `texts` that are special tokens."""
         return frozenset(index for index, text in self.special_tokens.items() if text in texts)
 
     @property
     def pad_id(self) -> int | None:
-        """The token that fills rows up, None where the model has none."""
+        """The padding token; None if the model has none."""
         pad: int | None = self._wrapper.pad_token_id
         return pad
 
     @property
     def n_ids(self) -> int:
-        """Ids up to the last that stands for something; a model may have more rows than that."""
+        """One more than the largest token id; a model may have more rows than that."""
         return max(int(index) for index in self._wrapper.get_vocab().values()) + 1
 
-    def opens_thought(self, ids: Sequence[int]) -> bool:
-        """Whether a rendered prompt ends inside a thought, as some templates open one."""
-        if not self.has_thinking:
-            return False
-        wrapper = self._wrapper
-        return bool(wrapper.rfind_think_start(ids) > wrapper.rfind_think_end(ids))
+    def tail(self, ids: Sequence[int], n_tokens: int = 64) -> str:
+        """Return the text of the last tokens, with all special tokens."""
+        text: str = self._wrapper.decode(
+            list(ids[-n_tokens:]), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return text
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of plain text, with the begin token where the model wants one."""
-        ids: list[int] = self._wrapper.encode(text)
+        """Return the ids of plain text, with one begin token if the model uses one."""
+        begin = self._wrapper.bos_token
+        ids: list[int] = self._wrapper.encode(
+            text, add_special_tokens=not (begin and text.startswith(begin))
+        )
         return ids
 
-    def render(self, messages: Sequence[Message], thinking: bool | None) -> list[int]:
-        """Return the ids of a conversation up to where the assistant answers.
+    def render(
+        self,
+        messages: Sequence[Message],
+        thinking: bool | None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        continue_final: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the ids of a conversation up to where the assistant writes.
 
-        `thinking` None is for models that do not know it; mlx-lm lets others think.
+        Args:
+            messages: the conversation.
+            thinking: thinking mode; None leaves it to the template.
+            tools: JSON schemas of the tools offered.
+            continue_final: whether the assistant continues the last message.
+            variables: further variables of the template.
 
         Raises:
             BadRequest: the template refuses these messages, or there is no template.
@@ -99,32 +171,55 @@ class Tokenizer:
             raise BadRequest(
                 "this model has no chat template; use --no-chat-template, or an instruct model"
             )
-        options = {} if thinking is None else {"enable_thinking": thinking}
-        try:
-            ids: list[int] = self._wrapper.apply_chat_template(
-                list(messages), add_generation_prompt=True, **options
-            )
-        except (TemplateError, TypeError, ValueError, KeyError) as error:
-            raise BadRequest(f"the chat template refuses these messages: {error}") from error
+        if thinking is not None:
+            switch = self.thinking_switch or "enable_thinking"
+            variables = {switch: thinking, **(variables or {})}
+        text = self._template.render(messages, tools, continue_final, **(variables or {}))
+        ids: list[int] = self._wrapper.encode(text, add_special_tokens=False)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids`, without special tokens other than those of thinking marks."""
-        left_out = self._left_out
-        kept = [index for index in ids if left_out is None or index not in left_out]
+        """Return the text of `ids`, with those special tokens that mark thoughts and calls."""
+        dropped = self._dropped
         text: str = self._wrapper.decode(
-            kept, skip_special_tokens=left_out is None, clean_up_tokenization_spaces=False
+            [index for index in ids if index not in dropped],
+            skip_special_tokens=False,
+            clean_up_tokenization_spaces=False,
         )
         return text
 
     @cached_property
-    def _left_out(self) -> frozenset[int] | None:
-        """The special tokens that are no text, None where all are.
+    def _dropped(self) -> frozenset[int]:
+        """The special tokens that are not part of an answer's text."""
+        vocabulary = self._wrapper.get_vocab()
+        kept = {vocabulary[text] for text in self.answer_format.text_tokens}
+        return frozenset({*self.special_tokens, *self._wrapper.all_special_ids} - kept)
 
-        Without those that open or close a thought nobody could tell it apart.
-        """
-        if not self.has_thinking:
-            return None
-        marks = {*self._wrapper.think_start_tokens, *self._wrapper.think_end_tokens}
-        left_out = frozenset(self.special_tokens.keys() - marks)
-        return left_out if len(left_out) < len(self.special_tokens) else None
+
+def refuse_tokenizer_code(folder: Path) -> None:
+    """Raise UnsupportedModel if the tokenizer in `folder` needs code from its repository."""
+    for name in ("tokenizer_config.json", "config.json"):
+        if not (folder / name).is_file():
+            continue
+        stated = read_json(folder / name)
+        auto_map = stated.get("auto_map") if isinstance(stated, Mapping) else None
+        if name == "tokenizer_config.json" and auto_map:
+            asked: Any = auto_map
+        else:
+            asked = auto_map.get("AutoTokenizer") if isinstance(auto_map, Mapping) else None
+        if asked:
+            raise UnsupportedModel(
+                f"{folder / name}: auto_map names the code {quoted(asked)}, and code of a "
+                "repository is never run; use a build with a tokenizer.json and without auto_map"
+            )
+
+
+def _chat_template(wrapper: TokenizerWrapper, has_thinking: bool) -> ChatTemplate:
+    """Return the chat template of a tokenizer, which may be code of mlx-lm or transformers."""
+    own_method = type(wrapper._tokenizer).apply_chat_template
+    coded = own_method is not PreTrainedTokenizerBase.apply_chat_template
+    if coded or wrapper.init_kwargs.get("chat_template_type"):
+        return ChatTemplate(None, {}, wrapper.apply_chat_template)
+    # mlx-lm's default: models with thinking marks think
+    defaults = {"enable_thinking": has_thinking}
+    return ChatTemplate(wrapper.chat_template, wrapper.special_tokens_map, None, defaults)

@@ -16,6 +16,7 @@ CPU = Compute("cpu", dense=True, dtype=mx.float32)
 
 class ThinkingTokenizer(ByteTokenizer):
     has_thinking = True
+    thinking_switch = "enable_thinking"
     thinking_marks = ("<think>", "</think>")
 
 

@@ -14,8 +14,8 @@ SHORT = GenerationConfig(max_tokens=40)
 class OpeningTokenizer(ByteTokenizer):
     """A template that starts answers with an empty thought, which finished answers lack."""
 
-    def render(self, messages, thinking):
-        return [*super().render(messages, thinking), *b"<think></think>"]
+    def render(self, messages, thinking, **options):
+        return [*super().render(messages, thinking, **options), *b"<think></think>"]
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "gemma3_text", "lfm2"])

@@ -12,7 +12,7 @@ from dflash_mlx.errors import BadRequest
 from dflash_mlx.hub.data_file import ENDINGS, read_rows
 from dflash_mlx.hub.data_sets import download_file, file_names
 from dflash_mlx.hub.resolve import check_hub_id
-from dflash_mlx.loading.tokenizer import Message
+from dflash_mlx.loading.chat_template import Message
 from dflash_mlx.system.foreign import reading
 from dflash_mlx.system.paths import is_there, typed_path
 from dflash_mlx.train.data.samples import Sample

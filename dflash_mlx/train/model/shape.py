@@ -9,7 +9,8 @@ from itertools import chain
 from typing import Any
 
 from dflash_mlx.errors import BadRequest
-from dflash_mlx.loading.tokenizer import Message, Tokenizer
+from dflash_mlx.loading.chat_template import Message
+from dflash_mlx.loading.tokenizer import Tokenizer
 from dflash_mlx.models.draft.config import DraftConfig
 from dflash_mlx.models.draft.config_file import read_draft_config
 from dflash_mlx.models.protocols import TargetShape
