@@ -43,7 +43,7 @@ PHRASES = [
     r"\b(width control(ler)?)\b",
     r"\bhazards?\b",
     r"\b(the books|ledger|at stake)\b",
-    r"\b(contests?|entrants?|races?|raced|racing)\b",
+    r"\b(contests?|entrants?|(?<!data )races?|raced|racing)\b",
     r"\btransplant(s|ed)?\b",
     r"\btaps?\b",
     r"\btapped\b",

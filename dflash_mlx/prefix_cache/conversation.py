@@ -29,7 +29,7 @@ def common_length(first: TokenIds, second: TokenIds) -> int:
 
 
 @dataclass(eq=False)
-class Conversation:
+class CachedConversation:
     """KV rows with the tokens that they belong to.
 
     `ids` has one token per committed row of `cache`; while a request runs, only the prompt's.

@@ -11,7 +11,12 @@ from typing import Final
 import mlx.core as mx
 
 from dflash_mlx.cache import STEP, PairCache
-from dflash_mlx.prefix_cache.conversation import Conversation, TokenIds, common_length, token_ids
+from dflash_mlx.prefix_cache.conversation import (
+    CachedConversation,
+    TokenIds,
+    common_length,
+    token_ids,
+)
 
 MIN_REUSED_TOKENS: Final = 16
 """Shorter prefixes are computed again: most templates start with the same few tokens, and a copy
@@ -33,7 +38,7 @@ class Lease:
     """
 
     pool: "PrefixCache"
-    conversation: Conversation
+    conversation: CachedConversation
     cached_tokens: int
     draft_cached_tokens: int
     first_difference: int | None
@@ -66,7 +71,7 @@ class PrefixCache:
         self.max_bytes = max_bytes
         self._make_cache = make_cache
         self._evaluate = evaluate
-        self._conversations: list[Conversation] = []
+        self._conversations: list[CachedConversation] = []
         self._n_requests = 0
 
     @property
@@ -103,7 +108,7 @@ class PrefixCache:
             self._conversations.remove(source)
             cache = source.cache
             reused = cache.trim_to(reused)
-        conversation = Conversation(cache, ids, stable, self._n_requests, running=True)
+        conversation = CachedConversation(cache, ids, stable, self._n_requests, running=True)
         self._conversations.append(conversation)
         return Lease(
             self,
@@ -164,7 +169,7 @@ class PrefixCache:
         """Drop all idle conversations."""
         self._conversations = [one for one in self._conversations if one.running]
 
-    def _copies(self, source: Conversation, reused: int) -> bool:
+    def _copies(self, source: CachedConversation, reused: int) -> bool:
         """Return whether `source` is copied and kept; evict others to make room for the copy."""
         if source.running:
             return True
@@ -175,9 +180,9 @@ class PrefixCache:
         source.running = False
         return fits
 
-    def _best(self, prompt: TokenIds) -> tuple[Conversation | None, int]:
+    def _best(self, prompt: TokenIds) -> tuple[CachedConversation | None, int]:
         """Return the conversation that supplies most of `prompt`, and how many tokens."""
-        best: Conversation | None = None
+        best: CachedConversation | None = None
         reused = 0
         for one in self._conversations:
             found = one.reusable(prompt)
@@ -186,7 +191,7 @@ class PrefixCache:
                 best, reused = one, found
         return best, reused
 
-    def _value(self, conversation: Conversation) -> float:
+    def _value(self, conversation: CachedConversation) -> float:
         """Return the benefit per byte of keeping an idle conversation.
 
         Benefit is the number of tokens that no other conversation could supply, halved for every
