@@ -54,6 +54,10 @@ class SamplingConfig:
 
     Raises:
         BadRequest: a value outside its range.
+
+    Examples:
+        >>> dflash_mlx.SamplingConfig(temperature=0.7, top_p=0.9, seed=1).greedy
+        False
     """
 
     temperature: float = 0.0
@@ -157,6 +161,12 @@ class GenerationConfig:
 
     Raises:
         BadRequest: a value outside its range.
+
+    Examples:
+        >>> greedy = dflash_mlx.SamplingConfig(temperature=0)
+        >>> config = dflash_mlx.GenerationConfig(max_tokens=16, stop=("END",), sampling=greedy)
+        >>> engine.generate("Name a colour.", config).generated_tokens <= 16
+        True
     """
 
     max_tokens: int = 1024
@@ -224,6 +234,10 @@ class CacheConfig:
 
     Raises:
         BadRequest: a value outside its range.
+
+    Examples:
+        >>> dflash_mlx.CacheConfig(max_bytes=2 * 10**9).prefill_step_size
+        2048
     """
 
     max_bytes: int | None = None
@@ -262,6 +276,11 @@ class PairCard:
         target_bytes: size of the target's download; None if unknown.
         licence: licence of the draft.
         note: a line for the user.
+
+    Examples:
+        >>> card = dflash_mlx.PairCard("mine", target="org/model", family="qwen3")
+        >>> card.draft is None
+        True
     """
 
     nickname: str

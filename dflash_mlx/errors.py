@@ -6,7 +6,15 @@ line and exits with code 2; a traceback means a bug.
 
 
 class DFlashError(Exception):
-    """Base class of the errors below."""
+    """Base class of the errors of this package; catch it to handle all of them.
+
+    Examples:
+        >>> try:
+        ...     engine.generate("")
+        ... except dflash_mlx.DFlashError as error:
+        ...     print(error)
+        the prompt is empty; give it some text
+    """
 
 
 class BadRequest(DFlashError, ValueError):

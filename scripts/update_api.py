@@ -5,6 +5,7 @@
 tests/test_docs.py fails when the page differs from the source.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +50,18 @@ def public() -> list[Object | Alias]:
     ]
 
 
-def rendered() -> str:
+def page() -> str:
     """Return the page."""
     config = ConfigDict(**OPTIONS)
-    parts = [render_object_docs(member, config) for member in public()]
-    return INTRODUCTION + "\n" + "\n".join(part.strip() + "\n" for part in parts)
+    parts = [_plain(render_object_docs(member, config)).strip() for member in public()]
+    return INTRODUCTION + "\n" + "\n\n".join(parts) + "\n"
+
+
+def _plain(text: str) -> str:
+    """Return the text with types in backticks, not as links to anchors that no page has."""
+    text = re.sub(r"\[([^\[\]]+)\]\(#[\w.]+\)", r"\1", text)
+    return re.sub(r"<code>(.*?)</code>", r"`\1`", text)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(rendered(), encoding="utf-8")
+    PAGE.write_text(page(), encoding="utf-8")

@@ -12,12 +12,24 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+def script(name):
+    """A program of `scripts/`, imported."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"scripts/{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def test_cli_page_is_the_help_of_the_program():
     """A README listed a flag that the program did not have."""
-    spec = importlib.util.spec_from_file_location("update_cli", ROOT / "scripts/update_cli.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    assert script.page() == script.PAGE.read_text(encoding="utf-8"), "python scripts/update_cli.py"
+    cli = script("update_cli")
+    assert cli.page() == cli.PAGE.read_text(encoding="utf-8"), "python scripts/update_cli.py"
+
+
+def test_api_page_is_that_of_the_docstrings():
+    """A page of signatures that has moved on is worse than none."""
+    api = script("update_api")
+    assert api.page() == api.PAGE.read_text(encoding="utf-8"), "python scripts/update_api.py"
 
 
 def test_the_readme_stays_short():

@@ -25,6 +25,12 @@ class Engine:
     """A target model with its draft model, ready to answer.
 
     Every method may be called from any thread. Close the engine when it is no longer needed.
+
+    Examples:
+        >>> engine.resolve().block_size > 1
+        True
+        >>> isinstance(engine.generate("Say hello.", short).text, str)
+        True
     """
 
     def __init__(self, loaded: LoadedPair, worker: Worker) -> None:

@@ -42,6 +42,10 @@ class LoadHooks:
         on_step: receives one line per step, also for autotuning between the first requests.
         on_progress: receives downloaded bytes and total bytes.
         on_notice: receives one line when something differs from what was asked for.
+
+    Examples:
+        >>> hooks = dflash_mlx.LoadHooks(on_step=print)
+        >>> hooks.on_notice("nothing is printed for notices")
     """
 
     on_step: Callable[[str], None] = lambda text: None
@@ -88,6 +92,11 @@ def load(
         UnknownModel, DownloadFailed: the files were not found or could not be downloaded.
         BadCheckpoint, UnsupportedModel, PairMismatch: the files cannot be run, or do not fit
             together.
+
+    Examples:
+        >>> with dflash_mlx.load("smollm2-135m") as engine:
+        ...     engine.loaded.pair.target.shape.n_layers
+        30
     """
     hooks = hooks or LoadHooks()
     refuse_force(kernels)

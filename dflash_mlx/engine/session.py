@@ -34,6 +34,12 @@ class Session:
     """One conversation with an engine. Threads may share it; their turns run one after another.
 
     `messages` holds the conversation so far. `system` is put in front of the first turn.
+
+    Examples:
+        >>> session = engine.session(system="Answer in one word.")
+        >>> first = session.generate("What colour is the sky?", short)
+        >>> session.generate("And grass?", short).cached_tokens > 0
+        True
     """
 
     def __init__(

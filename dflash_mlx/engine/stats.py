@@ -40,6 +40,11 @@ class Stats:
         reason: why drafting was disabled.
         peak_memory_bytes: MLX's peak memory since a model was last loaded.
         blas: the BLAS library in use.
+
+    Examples:
+        >>> stats = engine.generate("Say hello.", short).stats
+        >>> stats.rounds >= 1 and stats.accepted <= stats.drafted
+        True
     """
 
     rounds: int

@@ -26,6 +26,11 @@ class CacheMiss:
         position: number of equal tokens before the first different one.
         message: index of the message with that token; None without a chat template.
         role: role of that message.
+
+    Examples:
+        >>> from dflash_mlx.engine.stream import CacheMiss
+        >>> CacheMiss(position=12, message=0, role="system").role
+        'system'
     """
 
     position: int
@@ -54,6 +59,11 @@ class Result:
         draft: name of the draft; None without one.
         seed: seed of the random numbers; None for greedy decoding.
         stats: figures of the request.
+
+    Examples:
+        >>> result = engine.generate("Say hello.", short)
+        >>> result.finish_reason in ("stop", "length")
+        True
     """
 
     text: str
@@ -87,6 +97,11 @@ class Chunk:
         progress: prompt tokens read so far, and prompt tokens to read.
         notice: a line for the user.
         result: the finished answer; in the last chunk only.
+
+    Examples:
+        >>> chunks = list(engine.stream("Say hello.", short))
+        >>> "".join(chunk.text for chunk in chunks) == chunks[-1].result.text
+        True
     """
 
     text: str = ""
@@ -108,6 +123,13 @@ class Stream:
     Several threads may read one stream; each chunk goes to one of them.
     The request stops within one round when the loop is left early, when the stream is deleted,
     and after `close()` or `cancel()`.
+
+    Examples:
+        >>> stream = engine.stream("Say hello.", short)
+        >>> for chunk in stream:
+        ...     text = chunk.text
+        >>> stream.result().model == engine.loaded.model_name
+        True
     """
 
     def __init__(self, start: Callable[[ClosableQueue[Chunk], threading.Event], None]) -> None:

@@ -22,6 +22,10 @@ def use_openblas() -> None:
     Raises:
         BadRequest: MLX is already imported.
         DFlashError: OpenBLAS is not installed.
+
+    Examples:
+        >>> dflash_mlx.use_openblas()  # doctest: +SKIP
+        >>> import mlx.core as mx
     """
     if blas_in_use() == "openblas":
         return
