@@ -165,6 +165,27 @@ def test_a_backslash_continues_a_line_and_errors_do_not_end_the_chat(start):
     assert chat.end()[0] == 0
 
 
+def test_pasted_lines_are_one_question(start):
+    """Three pasted lines of code were three questions."""
+    chat = start("chat", "--max-tokens", "4")
+    chat.wait_for("\x1b[?2004h> ")  # asks the terminal to mark pasted text
+    chat.type("def f(x):\n    return x\nprint(f(1))\n")  # a terminal without marks
+    text = "def f(x):\n    return x\nprint(f(1))"
+    chat.wait_for(f"prompt {len(text)} new")
+    chat.wait_for("> ")
+    time.sleep(0.5)  # the editor is waiting for a key
+    chat.type("\x1b[200~one\ntwo\x1b[201~")
+    time.sleep(0.5)
+    chat.type("\n")
+    chat.wait_for("prompt 7 new")
+    chat.wait_for("> ")
+    time.sleep(0.5)
+    chat.type("a\nb\n/help\n/quit\n")  # commands are never part of a question
+    chat.wait_for("prompt 3 new")
+    chat.wait_for("list the commands")
+    assert chat.end()[0] == 0
+
+
 def test_with_stdout_in_a_pipe_the_prompt_sign_stays_on_the_screen(start):
     """`dflash-mlx chat | tee log` must log answers without prompt signs or escapes."""
     theirs, ours = os.pipe()
