@@ -24,6 +24,7 @@ LEVELS = (
     "pairs",
     "hub",
     "loading",
+    "proposals",
     "decode",
     "controller",
     "engine",

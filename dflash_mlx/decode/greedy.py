@@ -10,7 +10,7 @@ from dflash_mlx.config import CacheConfig, SamplingConfig
 from dflash_mlx.decode.accept import AcceptRule, match_rule
 from dflash_mlx.decode.history import History
 from dflash_mlx.decode.loop import DecodeConfig, DecodeState, StopCondition, StopDecision, decode
-from dflash_mlx.decode.policy import BlockPolicy, FixedBlock
+from dflash_mlx.decode.policy import BlockPolicy, FixedBlock, TextProposer
 from dflash_mlx.decode.prefill import prefill
 from dflash_mlx.decode.round import Round
 from dflash_mlx.models.pair import Pair
@@ -42,6 +42,7 @@ def greedy_rounds(
     accept_rule: AcceptRule | None = None,
     stop_condition: StopCondition = never_stop,
     cache: PairCache | None = None,
+    text: TextProposer | None = None,
     prefill_step_size: int = CacheConfig.prefill_step_size,
 ) -> Iterator[Round]:
     """Prefill `prompt` and return the rounds of an answer of up to `max_tokens` tokens.
@@ -56,5 +57,5 @@ def greedy_rounds(
     state = DecodeState(History(prompt))
     policy = policy or FixedBlock(pair.draft.block_size if pair.draft else 1)
     rule = accept_rule or match_rule(SamplingConfig(), 0)
-    config = DecodeConfig(policy, rule, stop_condition, max_tokens)
+    config = DecodeConfig(policy, rule, stop_condition, max_tokens, text)
     return (finished for finished, _ in decode(pair, cache, state, config))

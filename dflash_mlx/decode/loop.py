@@ -13,11 +13,11 @@ import mlx.core as mx
 from dflash_mlx.cache import PairCache
 from dflash_mlx.decode.accept import AcceptRule, VerifyOutput, plain_step_token
 from dflash_mlx.decode.history import History
-from dflash_mlx.decode.policy import BlockPolicy, launches_next_step_early
+from dflash_mlx.decode.policy import BlockPolicy, TextProposer, launches_next_step_early
 from dflash_mlx.decode.readback import RoundVerdict, launch, read_back, settle
 from dflash_mlx.decode.round import Round, Stopwatch
 from dflash_mlx.models.pair import Pair
-from dflash_mlx.models.protocols import Block, empty_block
+from dflash_mlx.models.protocols import DRAFT, Block, empty_block
 
 _MAX_PENDING_ROUNDS = 64
 """Rounds whose features are stored while the draft does not run. Older ones are dropped and leave
@@ -59,12 +59,16 @@ class DecodeState:
 
 @dataclass(frozen=True)
 class DecodeConfig:
-    """The decisions of one request: block policy, accept rule, stop condition, answer length."""
+    """The decisions of one request: block policy, accept rule, stop condition, answer length.
+
+    `text` offers draft tokens from text; without it, all draft tokens come from the draft model.
+    """
 
     policy: BlockPolicy
     accept_rule: AcceptRule
     stop_condition: StopCondition
     max_tokens: int
+    text: TextProposer | None = None
 
     def continues(self, state: DecodeState) -> bool:
         """Return whether another round follows `state`."""
@@ -95,9 +99,10 @@ def decode(
     try:
         while config.continues(state):
             launched_early = early is not None or (block is not None and block.block_size > 1)
-            if block is None:
-                size = 1 if early else config.block_size(cache, state)
-                state, block = propose(pair, cache, state, size)
+            if early is not None:
+                block = empty_block()
+            elif block is None:
+                state, block = next_block(pair, cache, state, config)
             draft_s = _time_draft(config.policy, block, watch)
             context_length = cache.length
             verified = early or verify(pair, cache, mx.array([[state.anchor]]), block)
@@ -122,11 +127,21 @@ def decode(
             block = None
             may_draft = early is None and config.continues(state)
             if may_draft and config.policy.launches_next_draft_early():
-                state, block = propose(pair, cache, state, config.block_size(cache, state))
+                state, block = next_block(pair, cache, state, config)
             with watch.paused():
                 yield finished, state
     finally:
         cache.rollback()
+
+
+def next_block(
+    pair: Pair, cache: PairCache, state: DecodeState, config: DecodeConfig
+) -> tuple[DecodeState, Block]:
+    """Return the block of the next round, from text or from the draft model, and the state."""
+    text = config.text.next_text(config.max_tokens - state.n_tokens) if config.text else None
+    if text is None:
+        return propose(pair, cache, state, config.block_size(cache, state))
+    return state, Block(mx.array([text.tokens], mx.int32), mx.array(True), source=text.source)
 
 
 def propose(
@@ -204,13 +219,15 @@ def _report(block: Block, result: RoundVerdict, decision: StopDecision) -> Round
         accepted=min(result.n_accepted, decision.n_tokens),
         draft_is_finite=result.draft_is_finite,
         seconds=0.0,
+        source=block.source,
         confidence=tuple(result.confidence[: decision.n_tokens]),
     )
 
 
 def _time_draft(policy: BlockPolicy, block: Block, watch: Stopwatch) -> float | None:
     """Wait for the draft tokens if the policy times this draft; return the seconds so far."""
-    if block.block_size == 1 or not policy.times_draft():
+    drafted = block.block_size > 1 and block.source == DRAFT
+    if not drafted or not policy.times_draft():
         return None
     settle(block.tokens)
     return watch.elapsed()

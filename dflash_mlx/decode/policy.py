@@ -4,7 +4,7 @@ A policy sees finished rounds only. It must not know caches, models or text.
 """
 
 from collections import deque
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from dflash_mlx.decode.early_draft import EarlyDraftTrial
 from dflash_mlx.decode.round import Round
@@ -16,6 +16,21 @@ acceptance of only 0.1 tokens per round fails this test with probability 0.9^32 
 TIME_DRAFT_EVERY = 16
 """Every so many rounds the draft is timed separately. Timing adds one wait for the device, so
 one round in 16 keeps the cost below 1% for a wait of up to 16% of a round."""
+
+
+class TextProposal(NamedTuple):
+    """Draft tokens that were found in text and not drafted by a model."""
+
+    source: str
+    """The name of the source in statistics."""
+    tokens: tuple[int, ...]
+
+
+class TextProposer(Protocol):
+    """Offers draft tokens from text before the draft model is asked."""
+
+    def next_text(self, max_block_size: int) -> TextProposal | None:
+        """Return draft tokens for a block of at most `max_block_size`; None: use the draft."""
 
 
 class BlockPolicy(Protocol):

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from dflash_mlx.models.protocols import DRAFT
+
 
 @dataclass(frozen=True)
 class Round:
@@ -36,6 +38,8 @@ class Round:
     """Time that the caller spent on the last round's tokens before this round."""
     pipelined_next: bool = False
     """Whether the plain step after this one was launched before this round's token was read."""
+    source: str = DRAFT
+    """What proposed the draft tokens: the draft model, or the name of a text source."""
 
     @property
     def n_counted(self) -> int:

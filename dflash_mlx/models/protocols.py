@@ -77,6 +77,10 @@ class Target(Protocol):
         """Finds the best tokens of normed rows without writing logits, where a kernel does so."""
 
 
+DRAFT = "draft"
+"""`Block.source` of draft tokens that the draft model proposed."""
+
+
 class Candidates(NamedTuple):
     """The distribution that each draft token was drawn from."""
 
@@ -96,6 +100,8 @@ class Block:
     """Boolean scalar: whether the draft's logits were finite."""
     candidates: Candidates | None = None
     """None for a proposal that was chosen, such as an argmax, and not drawn."""
+    source: str = DRAFT
+    """What proposed the tokens: the draft model, or the name of a text source."""
 
     @property
     def block_size(self) -> int:
