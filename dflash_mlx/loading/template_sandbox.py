@@ -1,6 +1,6 @@
 """A jinja environment for templates from checkpoints, with limits on work, memory and time.
 
-A chat template is a program of somebody else. It must not know messages or tokenizers.
+A chat template is a program that a third party wrote. It must not know messages or tokenizers.
 """
 
 import sys

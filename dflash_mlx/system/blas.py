@@ -7,9 +7,12 @@ process; only the host program may decide that, so importing dflash_mlx never do
 import ctypes
 import os
 import sys
+from pathlib import Path
 
 from dflash_mlx.config import Blas
 from dflash_mlx.errors import BadRequest, DFlashError
+from dflash_mlx.system import openblas_wheel
+from dflash_mlx.system.installer import install_command
 
 LIBRARY = "libopenblas.so.0"
 PACKAGE = "libopenblas0-pthread"
@@ -18,6 +21,8 @@ PACKAGE = "libopenblas0-pthread"
 
 def use_openblas() -> None:
     """Make MLX use OpenBLAS in this process; call it before the first `import mlx`.
+
+    The system's library is used if there is one, else that of the wheel `scipy-openblas32`.
 
     Raises:
         BadRequest: MLX is already imported.
@@ -34,10 +39,17 @@ def use_openblas() -> None:
     try:
         ctypes.CDLL(LIBRARY, mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
-        raise DFlashError(
-            f"{LIBRARY} is not installed; install it (Debian: apt install {PACKAGE}), "
-            "or use --blas bundled"
-        ) from error
+        library = openblas_wheel.library_of_the_wheel()
+        if library is None:
+            raise DFlashError(
+                f"OpenBLAS is not installed; {openblas_advice()}, or use --blas bundled"
+            ) from error
+        openblas_wheel.load(library)
+
+
+def openblas_advice() -> str:
+    """Return the commands that install OpenBLAS, with and without root access."""
+    return f"run: apt install {PACKAGE}, or without root: {install_command(openblas_wheel.WHEEL)}"
 
 
 def choose_blas(blas: Blas) -> None:
@@ -59,8 +71,16 @@ def blas_in_use() -> str:
     """Return "openblas" or "bundled" on Linux, "accelerate" on macOS."""
     if sys.platform == "darwin":
         return "accelerate"
+    libraries = [LIBRARY, openblas_wheel.library_of_the_wheel()]
+    return "openblas" if any(_is_loaded(library) for library in libraries) else "bundled"
+
+
+def _is_loaded(library: str | Path | None) -> bool:
+    """Return whether this process has loaded `library`."""
+    if library is None:
+        return False
     try:
-        ctypes.CDLL(LIBRARY, mode=os.RTLD_NOLOAD)
+        ctypes.CDLL(str(library), mode=os.RTLD_NOLOAD)
     except OSError:
-        return "bundled"
-    return "openblas"
+        return False
+    return True
