@@ -67,14 +67,15 @@ class CostStore:
 
         The reason is None where no file exists. A damaged file is set aside.
         """
-        stored, notice = read_state(
-            self.folder / key.name, "the costs", _parse, "costs are measured again"
-        )
+        file = self.folder / key.name
+        stored, notice = read_state(file, "the costs", _parse, "they are measured again")
         if stored is None:
             return None, notice
-        if stored.key != key:
-            reason = f"costs were measured with mlx {stored.key.mlx}, not {key.mlx}"
+        if stored.key.mlx != key.mlx:
+            reason = f"costs were measured with mlx {quoted(stored.key.mlx)}, not {key.mlx}"
             return None, f"{reason}; they are measured again"
+        if stored.key != key:
+            return None, f"{file}: the costs are of another pair; they are measured again"
         return stored.learned, None
 
     def save(self, key: CostKey, learned: LearnedCosts) -> str | None:

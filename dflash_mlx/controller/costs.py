@@ -46,8 +46,9 @@ UNPIPELINED_COST = 1.1
 _CONTEXT_GRAIN = 64
 """Context is rounded down to this many tokens for the cost table.
 
-64 tokens change a round by under 1% on every shipped cost table; the value bounds the number of
-interpolations, not the quality.
+64 tokens change the cost ratio of two block sizes by at most 0.6% on ten of the twelve cost tables
+of the simulator, and by 2 and 4% on the two with the most expensive context. Without rounding every
+round interpolates the whole curve.
 """
 
 _SHORT_CONTEXT = 2048
