@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dflash_mlx.commands.options import JsonOption
+from dflash_mlx.commands.terminal import Terminal
 
 if TYPE_CHECKING:
     from dflash_mlx.hub.inventory import Item, PairItem
@@ -27,7 +28,7 @@ def models(options: ModelsOptions) -> None:
     from dflash_mlx.system.settings import settings_folder
 
     pins = Pins(settings_folder())
-    pairs, folders = by_need(pairs_here(pins)), converted_here(pins)
+    pairs, folders = by_need(pairs_here(pins)), converted_here(pins, Terminal().log)
     usable_bytes = this_machine().usable_bytes
     known = {name for pair in pairs for name in (pair.target.reference, pair.draft.reference)}
     known |= {name for pair in pairs for name in (*pair.card.targets, pair.card.fallback or "")}

@@ -12,7 +12,14 @@ from typing import Annotated, Any, cast, get_args, get_type_hints
 import typer
 
 from dflash_mlx.commands.environment import check_folders
-from dflash_mlx.config import Blas, ComputeDType, GenerationConfig, KernelPolicy, SamplingConfig
+from dflash_mlx.config import (
+    Blas,
+    ComputeDType,
+    GenerationConfig,
+    KernelPolicy,
+    ReasoningEffort,
+    SamplingConfig,
+)
 from dflash_mlx.errors import BadRequest
 from dflash_mlx.system.blas import choose_blas
 
@@ -112,6 +119,12 @@ class RequestOptions:
     ] = None
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message.")] = None
     thinking: ThinkingOption = None
+    reasoning_effort: Annotated[
+        str | None,
+        typer.Option(
+            help="low, medium or high, for models such as gpt-oss. [default: the model's]"
+        ),
+    ] = None
     dtype: DTypeOption = "auto"
     kernels: KernelsOption = "auto"
     blas: BlasOption = "auto"
@@ -148,6 +161,7 @@ class RequestOptions:
             block_size=_parse_block_size(self.block_size),
             sampling=self.sampling(defaults),
             thinking=self.thinking,
+            reasoning_effort=reasoning_effort(self.reasoning_effort),
             chat_template=chat_template,
         )
 
@@ -200,6 +214,18 @@ def compute_dtype(text: str) -> ComputeDType:
         BadRequest: the value is not one of the choices.
     """
     return cast(ComputeDType, _one_of("--dtype", text, get_args(ComputeDType)))
+
+
+def reasoning_effort(text: str | None) -> ReasoningEffort | None:
+    """Return the value of `--reasoning-effort`, None if it was not set.
+
+    Raises:
+        BadRequest: the value is not one of the choices.
+    """
+    if text is None:
+        return None
+    choice = _one_of("--reasoning-effort", text, get_args(ReasoningEffort))
+    return cast(ReasoningEffort, choice)
 
 
 def parse_numbers(option: str, text: str) -> tuple[int, ...]:

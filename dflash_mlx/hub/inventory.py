@@ -1,6 +1,6 @@
 """Models on this machine: files of known pairs, converted folders, other cached models."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -77,9 +77,12 @@ def pairs_here(pins: Pins) -> list[PairItem]:
     return found
 
 
-def converted_here(pins: Pins) -> list[Item]:
-    """Return the folders that `convert` wrote and that still exist."""
-    return [Item(str(path), path, bytes_of(path)) for path in converted(pins.folder)]
+def converted_here(pins: Pins, on_notice: Callable[[str], None] = lambda text: None) -> list[Item]:
+    """Return the folders that `convert` wrote and that still exist.
+
+    `on_notice` receives a line if the list of them is damaged.
+    """
+    return [Item(str(path), path, bytes_of(path)) for path in converted(pins.folder, on_notice)]
 
 
 def cached_here(known: set[str]) -> list[tuple[Item, Kind]]:
@@ -116,9 +119,10 @@ def _kind(folder: Path) -> Kind | None:
     seen: list[dict[str, Any]] = []
     try:
         check_folder(folder, seen.append)
+        draft = is_draft_config(seen[0])
     except (BadCheckpoint, UnsupportedModel, OSError):
         return None
-    if is_draft_config(seen[0]):
+    if draft:
         return "draft"
     from dflash_mlx.models.targets.model_types import is_supported
 

@@ -9,11 +9,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Self
+from types import UnionType
+from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from dflash_mlx.errors import BadCheckpoint, PairMismatch
 from dflash_mlx.models.draft.config import DraftConfig
 from dflash_mlx.models.draft.config_file import read_draft_config
+from dflash_mlx.system.foreign import quoted, reading
 from dflash_mlx.system.json_file import read_json
 
 FILE = "pair.json"
@@ -91,12 +93,15 @@ class Manifest:
         path = folder / FILE
         if not path.is_file():
             return None
-        try:
-            table = json.loads(path.read_text(encoding="utf-8"))
+        with reading(path, "the pair manifest", "convert the pair again"):
+            table = read_json(path)
             if table["format"] != FORMAT:
                 raise BadCheckpoint(
-                    f"{path} has format {table['format']} and we read {FORMAT}; update dflash-mlx"
+                    f"{path} has format {quoted(table['format'])} and this version reads {FORMAT}; "
+                    "update dflash-mlx"
                 )
+            if not isinstance(table["thinking"], bool | None):
+                raise TypeError(f"thinking is {quoted(table['thinking'])}")
             return cls(
                 target=_read(TargetFacts, table["target"]),
                 target_origin=_read(Origin, table["target_origin"]),
@@ -104,12 +109,6 @@ class Manifest:
                 draft_origin=_read(Origin, table["draft_origin"]),
                 thinking=table["thinking"],
             )
-        except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, BadCheckpoint):
-                raise
-            raise BadCheckpoint(
-                f"{path} is not a pair manifest ({error}); convert the pair again"
-            ) from error
 
     def check(self, target: TargetFacts | None, draft: DraftFacts | None, source: str) -> None:
         """Check that the models in a folder are the ones the manifest describes.
@@ -124,16 +123,44 @@ class Manifest:
                 expected, actual = getattr(stated, item.name), getattr(found, item.name)
                 if expected != actual:
                     raise PairMismatch(
-                        f"{source}/{FILE} states {item.name} {expected!r} for its {kind}, and the "
-                        f"files have {actual!r}; files of two conversions are mixed, convert again"
+                        f"{source}/{FILE} states {item.name} {quoted(expected)} for its {kind}, "
+                        f"and the files have {quoted(actual)}; files of two conversions are mixed, "
+                        "convert again"
                     )
 
 
-def _read(kind: type[Any], table: Mapping[str, Any] | None) -> Any:
+def _read(kind: type[Any], table: Any) -> Any:
+    """Return the dataclass `kind` that a JSON object describes, None for null.
+
+    Raises:
+        TypeError: a field is missing, unknown, or of another type than declared.
+    """
     if table is None:
         return None
+    if not isinstance(table, dict):
+        raise TypeError(f"{kind.__name__} is {quoted(table)}")
+    types = get_type_hints(kind)
     values = {name: tuple(item) if isinstance(item, list) else item for name, item in table.items()}
+    for name, value in values.items():
+        if name in types and not _is_a(value, types[name]):
+            raise TypeError(f"{name} is {quoted(value)}")
     return kind(**values)
+
+
+def _is_a(value: Any, declared: Any) -> bool:
+    """Return whether a JSON value has a declared type: a scalar, a union, a tuple or a mapping."""
+    origin, arguments = get_origin(declared), get_args(declared)
+    if origin is UnionType:
+        return any(_is_a(value, choice) for choice in arguments)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_is_a(item, arguments[0]) for item in value)
+    if origin is Mapping:
+        return isinstance(value, dict) and all(_is_a(item, arguments[1]) for item in value.values())
+    if declared is Any:
+        return True
+    if declared is float:
+        return type(value) in (int, float)
+    return type(value) is declared
 
 
 def target_facts(config: Mapping[str, Any], folder: Path) -> TargetFacts:
@@ -147,7 +174,9 @@ def target_facts(config: Mapping[str, Any], folder: Path) -> TargetFacts:
     def whole(key: str) -> int:
         value = inner.get(key, config.get(key))
         if not isinstance(value, int):
-            raise BadCheckpoint(f"{folder}/config.json: {key} is {value!r}; it needs a number")
+            raise BadCheckpoint(
+                f"{folder}/config.json: {key} is {quoted(value)}; it needs a whole number"
+            )
         return value
 
     return TargetFacts(

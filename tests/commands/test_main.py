@@ -52,6 +52,7 @@ def refused(capsys, *arguments):
         ("generate hi --block-size many", "--block-size"),
         ("generate hi --block-size 4 --draft none", "--block-size 4"),
         ("generate hi --blas fast", "--blas"),
+        ("generate hi --reasoning-effort huge", "--reasoning-effort"),
         ("generate hi --kernels fast", "--kernels"),
         ("bench --kernels fast", "--kernels"),
         ("generate hi --system x --no-chat-template", "--system"),
