@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
-from dflash_mlx.system.foreign import quoted, shorten
+from dflash_mlx.system.foreign import quoted, reading, shorten
 
 TYPE_NAMES = {
     **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1"},
@@ -29,7 +29,10 @@ _NUMBERS[12] = "d"
 _UINT32, _STRING, _ARRAY = 4, 8, 9
 _LENGTH = struct.Struct("<Q")
 _MAX_ITEMS = 1 << 24
-"""Longest text or list that is accepted; the largest vocabularies have a fiftieth of this."""
+"""Longest text, and items of all lists together, that are accepted; the largest vocabularies have
+a fiftieth of this, and as Python objects it is 1 GB."""
+_MAX_METADATA_BYTES = 1 << 28
+"""The largest published headers have 30 MB."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +63,14 @@ def read_header(path: Path, blocks: Mapping[str, tuple[int, int]] = AS_STORED) -
         BadCheckpoint: the file is not GGUF, is truncated, or its header contradicts itself.
         UnsupportedModel: a tensor has a type that `blocks` lacks.
     """
-    size = path.stat().st_size
-    if size < 24:
-        raise BadCheckpoint(f"{path} has {size} bytes, too few for a GGUF file; download it again")
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return _Reader(data, size, path, blocks).header()
+    with reading(path, "the GGUF header", "download it again"), path.open("rb") as file:
+        size = path.stat().st_size
+        if size < 24:
+            raise BadCheckpoint(
+                f"{path} has {size} bytes, too few for a GGUF file; download it again"
+            )
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _Reader(data, size, path, blocks).header()
 
 
 class _Reader:
@@ -78,6 +84,7 @@ class _Reader:
         self.path = path
         self.blocks = blocks
         self.position = 0
+        self.n_items = 0
 
     def header(self) -> GGUFHeader:
         if self.take(4) != b"GGUF":
@@ -92,6 +99,8 @@ class _Reader:
             if key in metadata:
                 raise self.bad(f"has the key {quoted(key)} twice")
             metadata[key] = self.value(self.number("I"), key)
+            if self.position > _MAX_METADATA_BYTES:
+                raise self.bad(f"has more than {_MAX_METADATA_BYTES} bytes of metadata")
         entries = [self.tensor() for _ in range(self.plausible(n_tensors, 24, "tensors"))]
         start = self.data_start(metadata)
         tensors: dict[str, TensorInfo] = {}
@@ -159,7 +168,8 @@ class _Reader:
         return list(struct.unpack(f"<{count}{code}", self.take(count * struct.calcsize(code))))
 
     def plausible(self, count: int, each_bytes: int, what: str) -> int:
-        if count > _MAX_ITEMS or count * each_bytes > self.size - self.position:
+        self.n_items += count
+        if self.n_items > _MAX_ITEMS or count * each_bytes > self.size - self.position:
             raise self.bad(f"announces {count} {shorten(what)}, more than fit into it")
         return count
 

@@ -17,7 +17,7 @@ import mlx.core as mx
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
 from dflash_mlx.gguf.header import GGUFHeader, TensorInfo, read_header
 from dflash_mlx.gguf.rope import llama3_scaling
-from dflash_mlx.gguf.tokenizer import GGUFTokenizer, read_tokenizer
+from dflash_mlx.gguf.tokenizer import GGUFTokenizer, read_tokenizer, texts_of
 from dflash_mlx.system.foreign import quoted, reading
 
 _FAMILIES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -96,7 +96,7 @@ def read_config(header: GGUFHeader, path: Path) -> dict[str, Any]:
     """
     facts = header.metadata
     family = facts.get("general.architecture")
-    if family not in _FAMILIES:
+    if not isinstance(family, str) or family not in _FAMILIES:
         raise UnsupportedModel(
             f"{path} holds the architecture {quoted(family)}; GGUF files are read for "
             f"{', '.join(_FAMILIES)}. Give the safetensors repository instead"
@@ -106,7 +106,7 @@ def read_config(header: GGUFHeader, path: Path) -> dict[str, Any]:
 
     def whole(key: str, default: int | None = None) -> int:
         value = facts.get(f"{family}.{key}", default)
-        if not isinstance(value, int) or value < 1:
+        if type(value) is not int or value < 1:
             raise BadCheckpoint(
                 f"{path}: {family}.{key} is {quoted(value)}; it needs a whole number > 0"
             )
@@ -135,7 +135,7 @@ def read_config(header: GGUFHeader, path: Path) -> dict[str, Any]:
         "num_key_value_heads": whole("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "rms_norm_eps": number("attention.layer_norm_rms_epsilon"),
-        "vocab_size": len(facts.get("tokenizer.ggml.tokens", ())),
+        "vocab_size": len(texts_of(facts, "tokens", path)),
         "max_position_embeddings": whole("context_length"),
         "rope_theta": number("rope.freq_base", 10000.0),
         "tie_word_embeddings": "output.weight" not in header.tensors,

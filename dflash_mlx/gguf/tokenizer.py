@@ -60,9 +60,16 @@ def read_tokenizer(metadata: dict[str, Any], path: Path) -> GGUFTokenizer:
             f"support has 'gpt2' with {', '.join(_PRE_TOKENIZERS)}. Give the safetensors "
             "repository instead"
         )
-    tokens = _texts(metadata, "tokens", path)
-    merges = tuple(_pair(text) for text in _texts(metadata, "merges", path))
-    types = tuple(metadata.get("tokenizer.ggml.token_type", (1,) * len(tokens)))
+    tokens = texts_of(metadata, "tokens", path)
+    merges = tuple(_pair(text) for text in texts_of(metadata, "merges", path))
+    stated = metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))
+    template = metadata.get("tokenizer.chat_template")
+    if not isinstance(stated, list) or not isinstance(template, str | None):
+        raise BadCheckpoint(
+            f"{path}: token_type is {quoted(stated)} and chat_template {quoted(template)}; they "
+            "need a list of numbers and a text. Download the file again"
+        )
+    types = tuple(stated)
     known = set(tokens)
     if len(known) != len(tokens) or len(types) != len(tokens):
         raise BadCheckpoint(
@@ -77,7 +84,7 @@ def read_tokenizer(metadata: dict[str, Any], path: Path) -> GGUFTokenizer:
 
     def token_id(name: str) -> int | None:
         value = metadata.get(f"tokenizer.ggml.{name}_token_id")
-        if value is not None and (not isinstance(value, int) or not 0 <= value < len(tokens)):
+        if value is not None and (type(value) is not int or not 0 <= value < len(tokens)):
             raise BadCheckpoint(
                 f"{path}: {name}_token_id is {quoted(value)}; it needs the id of a token. Download "
                 "the file again"
@@ -100,7 +107,7 @@ def read_tokenizer(metadata: dict[str, Any], path: Path) -> GGUFTokenizer:
         unknown_id=token_id("unknown"),
         # llama.cpp adds a begin token for this pre-tokenizer unless the file disables it
         add_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", pre == "llama-bpe")),
-        chat_template=metadata.get("tokenizer.chat_template"),
+        chat_template=template,
     )
 
 
@@ -178,7 +185,12 @@ def _pair(text: str) -> tuple[str, str]:
     return left, right
 
 
-def _texts(metadata: dict[str, Any], key: str, path: Path) -> tuple[str, ...]:
+def texts_of(metadata: dict[str, Any], key: str, path: Path) -> tuple[str, ...]:
+    """Return the list of texts under `tokenizer.ggml.KEY`.
+
+    Raises:
+        BadCheckpoint: it is missing, empty, or another type.
+    """
     value = metadata.get(f"tokenizer.ggml.{key}")
     if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
         raise BadCheckpoint(f"{path} lacks tokenizer.ggml.{key}, a list of texts; fetch it again")

@@ -1,7 +1,6 @@
 """A configuration's values against the types that mlx-lm's arguments declare."""
 
 import importlib
-import math
 from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -18,6 +17,9 @@ TEXT_ARGUMENTS: Mapping[str, tuple[str, str]] = {
     "qwen3_5_moe": ("qwen3_5", "TextModelArgs"),
 }
 """Module and class of the arguments of the text model, where mlx-lm wraps it."""
+
+_MAX_NUMBER = 2**62
+"""Below the range of 64-bit arithmetic."""
 
 _NAMES = {
     bool: "true or false",
@@ -55,8 +57,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return True  # an annotation that this check does not know
     if isinstance(value, bool):
         return bool in kinds
-    if isinstance(value, float) and not math.isfinite(value):
-        return False
+    if isinstance(value, int | float) and not abs(value) < _MAX_NUMBER:
+        return False  # huge, infinite, or not a number
     if isinstance(value, int | float) and int in kinds:
         # some integers are declared where files have 150000.0
         return value >= 0 and value == int(value)

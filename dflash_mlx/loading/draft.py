@@ -9,6 +9,7 @@ from dflash_mlx.models.draft.build import bind, draft_model
 from dflash_mlx.models.draft.dflash import BoundDraft
 from dflash_mlx.models.draft.tensor_names import runtime_name
 from dflash_mlx.models.protocols import Target
+from dflash_mlx.system.foreign import reading
 from dflash_mlx.system.json_file import read_json
 
 
@@ -27,9 +28,10 @@ def load_draft(path: Path, target: Target, compute: Compute) -> BoundDraft:
         for stored_name, array in read_safetensors(path).items()
         if (name := runtime_name(stored_name)) is not None
     }
-    model = draft_model(config, weights)
     if not compute.dense:  # dense weights become float32
         weights = float16_as_bfloat16(weights)
-    fill(model, weights, str(path), config.quantization)
-    settle_weights(model, compute)
-    return bind(model, target)
+    with reading(path, "the draft"):
+        model = draft_model(config, weights)
+        fill(model, weights, str(path), config.quantization)
+        settle_weights(model, compute)
+        return bind(model, target)

@@ -130,7 +130,8 @@ def _load_gguf(path: Path, compute: Compute) -> LoadedTarget:
     fill(model, read.weights, str(path), read.config.get("quantization"))
     read.weights.clear()
     target = _make_target(model, config, path, compute)
-    tokenizer = Tokenizer(build_tokenizer(read.tokenizer), read.tokenizer.eos_token_ids)
+    with reading(path, "the tokenizer"):
+        tokenizer = Tokenizer(build_tokenizer(read.tokenizer), read.tokenizer.eos_token_ids)
     return LoadedTarget(target, tokenizer, SamplingConfig(), config.values)
 
 

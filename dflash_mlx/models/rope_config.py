@@ -33,6 +33,8 @@ _NUMBERS = frozenset(
         "original_max_position_embeddings",
     }
 )
+_MAX_NUMBER = 1e12
+
 _REQUIRED = {
     "linear": ("factor",),
     "dynamic": ("factor",),
@@ -167,8 +169,11 @@ def _kind(table: Mapping[str, Any], source: str) -> str | None:
 
 def _check_number(key: str, value: Any, source: str) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value < 0 or (value == 0 and "mscale" not in key):
-        raise BadCheckpoint(f"{source}: {key} is {quoted(value)}; it needs a number > 0")
+    # published bases reach 1e10; comparing first keeps huge integers out of float arithmetic
+    if not number or not 0 <= value <= _MAX_NUMBER or (value == 0 and "mscale" not in key):
+        raise BadCheckpoint(
+            f"{source}: {key} is {quoted(value)}; it needs a number > 0 and <= {_MAX_NUMBER:g}"
+        )
     if key == "partial_rotary_factor" and value > 1:
         raise BadCheckpoint(f"{source}: {key} is {quoted(value)}; it needs a number of at most 1")
 

@@ -156,6 +156,7 @@ def test_linear_rope_scaling_is_kept(tmp_path: Path) -> None:
     [
         ({"general.architecture": "mamba"}, "holds the architecture 'mamba'"),
         ({"general.architecture": None}, "holds the architecture None"),
+        ({"general.architecture": ["llama"]}, "holds the architecture ['llama']"),
         ({"llama.rope.scaling.type": "yarn"}, "scales its rope by 'yarn'"),
         ({"llama.rope.dimension_count": 8}, "partial rotary"),
         ({"llama.expert_count": 8}, "experts"),
@@ -190,6 +191,10 @@ def test_unsupported_files_are_refused_by_name(
         ({"tokenizer.ggml.merges": ["th"]}, "merges '', which its vocabulary"),
         ({"tokenizer.ggml.eos_token_id": None}, "has no eos_token_id"),
         ({"tokenizer.ggml.eos_token_id": 262}, "eos_token_id is 262"),
+        ({"tokenizer.ggml.tokens": 5}, "lacks tokenizer.ggml.tokens"),
+        ({"tokenizer.ggml.token_type": 5}, "token_type is 5"),
+        ({"tokenizer.chat_template": 5}, "chat_template 5"),
+        ({"llama.block_count": True}, "block_count is True"),
         ({"general.alignment": 0}, "has general.alignment 0"),
         ({"general.alignment": "32"}, "has a general.alignment that is not"),
     ],
@@ -269,6 +274,26 @@ def test_a_list_larger_than_any_vocabulary_is_refused(
     monkeypatch.setattr(gguf_header, "_MAX_ITEMS", 100)
     with pytest.raises(BadCheckpoint, match=r"announces 262 tokenizer\.ggml\.tokens"):
         read_header(write_tiny(tmp_path / "m.gguf"))
+
+
+def test_lists_are_counted_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many lists, each below the limit, filled the memory."""
+    monkeypatch.setattr(gguf_header, "_MAX_ITEMS", 300)
+    with pytest.raises(BadCheckpoint, match=r"announces 262 tokenizer\.ggml\.token_type"):
+        read_header(write_tiny(tmp_path / "m.gguf"))
+
+
+def test_metadata_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of long texts was read into memory as a whole."""
+    monkeypatch.setattr(gguf_header, "_MAX_METADATA_BYTES", 100)
+    with pytest.raises(BadCheckpoint, match="more than 100 bytes of metadata"):
+        read_header(write_tiny(tmp_path / "m.gguf"))
+
+
+def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
+    """A file that was deleted meanwhile gave a traceback."""
+    with pytest.raises(BadCheckpoint, match="cannot be read"):
+        read_header(tmp_path / "m.gguf")
 
 
 def test_impossible_dimensions_are_refused(tmp_path: Path) -> None:

@@ -7,6 +7,9 @@ from typing import Any
 from dflash_mlx.errors import BadCheckpoint
 from dflash_mlx.system.foreign import quoted
 
+_MAX_NUMBER = 1e30
+"""Far above every value of a published draft."""
+
 
 class ConfigValues:
     """Checks values of a configuration.
@@ -20,11 +23,10 @@ class ConfigValues:
         self.config = config
         self.source = source
 
-    def whole(self, key: str, value: Any, minimum: int = 1, maximum: float = math.inf) -> int:
+    def whole(self, key: str, value: Any, minimum: int = 1, maximum: int = 2**31 - 1) -> int:
         """Return a whole number from `minimum` to `maximum`."""
         if type(value) is not int or not minimum <= value <= maximum:
-            limit = "" if maximum == math.inf else f" and <= {maximum:g}"
-            raise self.wrong(key, value, f"a whole number >= {minimum}{limit}")
+            raise self.wrong(key, value, f"a whole number >= {minimum} and <= {maximum}")
         return value
 
     def optional_whole(self, key: str, value: Any) -> int | None:
@@ -34,7 +36,8 @@ class ConfigValues:
     def number(self, key: str, value: Any, above: float = -math.inf) -> float:
         """Return a finite number greater than `above`."""
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not above < value < math.inf:
+        # huge integers of JSON do not fit into a float
+        if not number or not above < value < _MAX_NUMBER:
             need = "a number" if above == -math.inf else f"a number > {above:g}"
             raise self.wrong(key, value, need)
         return float(value)

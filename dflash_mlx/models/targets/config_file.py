@@ -16,6 +16,9 @@ from dflash_mlx.models.targets.model_types import MLX_LM_MODULES, check_supporte
 from dflash_mlx.models.targets.rope_spelling import ROPE_KEYS, main_rope, spell_rope
 from dflash_mlx.system.foreign import quoted
 
+_MAX_LENGTH = 2**40
+"""Far above every published context, and exact in floating point."""
+
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "glm4_moe": {"use_qk_norm": False, "tie_word_embeddings": False},
     "longcat_flash": {"attention_method": "MLA", "zero_expert_type": "identity"},
@@ -174,9 +177,10 @@ def _context_length(module: str, longest: Any, rope: Any, source: str) -> int | 
     if longest is None:  # older gpt-oss conversions have the length in the scaling only
         original = rope.scaling.get("original_max_position_embeddings") if rope else None
         return rope.context_length(original) if original else None
-    if not isinstance(longest, int) or isinstance(longest, bool) or longest < 1:
+    if type(longest) is not int or not 1 <= longest <= _MAX_LENGTH:
         raise BadCheckpoint(
-            f"{source}: max_position_embeddings is {quoted(longest)}; it needs a whole number > 0"
+            f"{source}: max_position_embeddings is {quoted(longest)}; it needs a whole number "
+            f"from 1 to {_MAX_LENGTH}"
         )
     if rope is None or module.startswith("gemma"):
         return longest  # Gemma's published linear scaling is part of its length already

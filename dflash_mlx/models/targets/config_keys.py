@@ -121,6 +121,9 @@ _SAME_AS = {
     "qwen3_5_moe": "qwen3_5",
 }
 
+_MAX_SIZE = 2**31
+"""MLX's limit of one dimension of an array."""
+
 _POSITIVE = (
     "head_dim",
     "hidden_size",
@@ -148,8 +151,11 @@ def check_keys(module: str, text: Mapping[str, Any], source: str) -> None:
     """
     for key in _POSITIVE:
         value = text.get(key)
-        if value is not None and (type(value) is not int or value < 1):
-            raise BadCheckpoint(f"{source}: {key} is {quoted(value)}; it needs a whole number > 0")
+        if value is not None and (type(value) is not int or not 1 <= value < _MAX_SIZE):
+            raise BadCheckpoint(
+                f"{source}: {key} is {quoted(value)}; it needs a whole number from 1 to "
+                f"{_MAX_SIZE - 1}"
+            )
     for key, neutral in neutral_values(module).items():
         value = text.get(key)
         values = value if isinstance(value, list) else [value]
