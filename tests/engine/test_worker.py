@@ -1,5 +1,6 @@
 """The worker thread: order of jobs, errors, and closing."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -185,3 +186,38 @@ def test_a_queue_yields_its_values_before_its_error():
         for value in values:
             got.append(value)
     assert got == [1, 2]
+
+
+def test_several_threads_may_read_one_queue():
+    """Two threads that read one stream got "generator already executing"."""
+    values = ClosableQueue()
+    got = [[], []]
+    threads = [threading.Thread(target=lambda one=one: one.extend(values)) for one in got]
+    for thread in threads:
+        thread.start()
+    for number in range(2000):
+        values.put(number)
+    values.end()
+    for thread in threads:
+        thread.join()
+    assert sorted(got[0] + got[1]) == list(range(2000))
+    assert values.last == 1999
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.parametrize("use", ["run(int)", "submit(int)", "serve(iter, None, 0)"])
+def test_the_child_of_a_fork_gets_an_error(use):
+    """A child waited for ever for a thread that only its parent has."""
+    code = (
+        "import os\n"
+        "from dflash_mlx.engine.worker import Worker\n"
+        "from dflash_mlx.errors import DFlashError\n"
+        "worker = Worker('test')\n"
+        "if (child := os.fork()) == 0:\n"
+        f"    try: worker.{use}\n"
+        "    except DFlashError as error: worker.close(); os._exit('fork' not in str(error))\n"
+        "    os._exit(1)\n"
+        "raise SystemExit(os.waitpid(child, 0)[1])\n"
+    )
+    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", code], timeout=60, cwd="/")
+    assert ended.returncode == 0
