@@ -24,7 +24,6 @@ from dflash_mlx.loading.compatibility import check_draft_config, check_target_co
 from dflash_mlx.loading.compute import Compute, compute_here
 from dflash_mlx.loading.draft import load_draft
 from dflash_mlx.loading.target import load_target
-from dflash_mlx.loading.tokenizer import refuse_tokenizer_code
 from dflash_mlx.models.pair import Pair
 from dflash_mlx.pairs.manifest import check_manifest, trained_thinking
 from dflash_mlx.pairs.pairing import Choice, choose

@@ -12,7 +12,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.tokenizer_utils import load as load_wrapper
 from transformers import PreTrainedTokenizerBase
 
-from dflash_mlx.errors import BadCheckpoint, BadRequest, UnsupportedModel
+from dflash_mlx.errors import BadCheckpoint, BadRequest
 from dflash_mlx.loading.answer_format import AnswerFormat, answer_format
 from dflash_mlx.loading.chat_template import (
     ChatTemplate,
@@ -20,8 +20,8 @@ from dflash_mlx.loading.chat_template import (
     ThinkingSwitch,
     ToolCallForm,
 )
-from dflash_mlx.system.foreign import quoted, reading
-from dflash_mlx.system.json_file import read_json
+from dflash_mlx.pairs.model_files import refuse_tokenizer_code
+from dflash_mlx.system.foreign import reading
 
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 """Files with a vocabulary. For a folder without one, transformers makes an empty tokenizer."""
@@ -194,24 +194,6 @@ class Tokenizer:
         vocabulary = self._wrapper.get_vocab()
         kept = {vocabulary[text] for text in self.answer_format.text_tokens}
         return frozenset({*self.special_tokens, *self._wrapper.all_special_ids} - kept)
-
-
-def refuse_tokenizer_code(folder: Path) -> None:
-    """Raise UnsupportedModel if the tokenizer in `folder` needs code from its repository."""
-    for name in ("tokenizer_config.json", "config.json"):
-        if not (folder / name).is_file():
-            continue
-        stated = read_json(folder / name)
-        auto_map = stated.get("auto_map") if isinstance(stated, Mapping) else None
-        if name == "tokenizer_config.json" and auto_map:
-            asked: Any = auto_map
-        else:
-            asked = auto_map.get("AutoTokenizer") if isinstance(auto_map, Mapping) else None
-        if asked:
-            raise UnsupportedModel(
-                f"{folder / name}: auto_map names the code {quoted(asked)}, and code of a "
-                "repository is never run; use a build with a tokenizer.json and without auto_map"
-            )
 
 
 def _chat_template(wrapper: TokenizerWrapper, has_thinking: bool) -> ChatTemplate:

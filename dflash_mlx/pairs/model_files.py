@@ -69,9 +69,27 @@ def check_folder(folder: Path, check_config: CheckConfig = lambda config: None) 
     config = read_json(file)
     draft = _is_draft(config, file)
     _refuse_model_code(config, file, draft)
-    if not draft and is_there(folder / TOKENIZER_CONFIG):
-        _refuse_tokenizer_code(read_json(folder / TOKENIZER_CONFIG), folder / TOKENIZER_CONFIG)
+    if not draft:
+        refuse_tokenizer_code(folder)
     check_config(config)
+
+
+def refuse_tokenizer_code(folder: Path) -> None:
+    """Raise UnsupportedModel if the tokenizer in `folder` needs code from its repository.
+
+    transformers asks on stdin whether to run such code, so the folder is never opened.
+    """
+    for name in (TOKENIZER_CONFIG, CONFIG):
+        file = folder / name
+        auto_map = read_json(file).get("auto_map") if is_there(file) else None
+        if name == CONFIG:  # code of the model itself has its own check
+            auto_map = auto_map.get("AutoTokenizer") if isinstance(auto_map, dict) else None
+        if auto_map:
+            raise UnsupportedModel(
+                f"{file} has auto_map {quoted(auto_map)}: its tokenizer needs Python code "
+                "from its repository, which is never run; use a build of the model with a "
+                "tokenizer.json and without auto_map"
+            )
 
 
 def missing_files(folder: Path) -> list[str]:
@@ -161,16 +179,6 @@ def _refuse_model_code(config: dict[str, Any], file: Path, draft: bool) -> None:
         raise UnsupportedModel(
             f"{file} needs Python code from its repository, which is never run; use a build of the "
             "model in an architecture that mlx-lm knows"
-        )
-
-
-def _refuse_tokenizer_code(config: dict[str, Any], file: Path) -> None:
-    # transformers asks on stdin whether to run this code, so such a folder is never opened
-    if config.get("auto_map"):
-        raise UnsupportedModel(
-            f"{file} has auto_map {quoted(config['auto_map'])}: its tokenizer needs Python code "
-            "from its repository, which is never run; use a build of the model with a "
-            "tokenizer.json and without auto_map"
         )
 
 

@@ -84,10 +84,8 @@ def test_channels_are_kept_apart_in_results_and_history():
 
 def test_calls_from_clients_are_rendered():
     """Arguments as text made templates that loop over them fail."""
-    call = {
-        "type": "function",
-        "function": {"name": "w", "arguments": json.dumps({"city": "Paris"})},
-    }
+    function = {"name": "w", "arguments": json.dumps({"city": "Paris"})}
+    call = {"type": "function", "function": function}
     messages = [
         {"role": "user", "content": "?"},
         {"role": "assistant", "content": None, "tool_calls": [call]},

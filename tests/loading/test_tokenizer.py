@@ -120,7 +120,7 @@ def test_code_of_a_tokenizer_is_never_run(tmp_path, monkeypatch, file, auto_map)
     stated |= {"auto_map": auto_map, "tokenizer_class": "Evil"}
     (folder / file).write_text(json.dumps(stated))
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\ny\n"))
-    with pytest.raises(UnsupportedModel, match="auto_map names the code"):
+    with pytest.raises(UnsupportedModel, match="Python code from its repository"):
         Tokenizer.read(folder, ())
     assert not (tmp_path / "canary").exists()
 
