@@ -44,6 +44,14 @@ class DoctorOptions:
         bool,
         typer.Option("--autotune", help="Load the pair and autotune its kernels now, up to 20 s."),
     ] = False
+    report: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Also measure for about a minute and write versions, chip, kernels and speed to "
+            "FILE: JSON without paths or names, to be shared.",
+        ),
+    ] = None
     blas: BlasOption = "auto"
     as_json: JsonOption = False
 
@@ -51,8 +59,8 @@ class DoctorOptions:
 def doctor(options: DoctorOptions) -> None:
     """Check the machine, the installation and one pair.
 
-    Downloads nothing; only --autotune reads weights. The exit code is 1 if a finding must be
-    fixed first (marked !!).
+    Downloads nothing; only --autotune and --report read weights. The exit code is 1 if a finding
+    must be fixed first (marked !!).
     """
     if options.context < 1:
         raise BadRequest(f"--context is {options.context}; it needs a whole number > 0")
@@ -82,6 +90,29 @@ def doctor(options: DoctorOptions) -> None:
         _print_findings(findings)
     if not passed:
         raise typer.Exit(1)
+    if options.report:
+        _write_report(options, options.report)
+
+
+def _write_report(options: DoctorOptions, name: str) -> None:
+    """Load the pair, measure it and write the report to the file `name`."""
+    from dflash_mlx.commands.inference import open_pair
+    from dflash_mlx.commands.terminal import Terminal
+    from dflash_mlx.doctor.report import machine_report
+    from dflash_mlx.system.json_file import write_json
+    from dflash_mlx.system.paths import typed_path
+
+    file, terminal = typed_path(name), Terminal()
+    try:
+        write_json(file, {})  # a report that cannot be written is not worth the measurement
+    except OSError as error:
+        raise BadRequest(f"--report: {file} cannot be written ({error.strerror})") from error
+    with open_pair(options.model, options.draft, terminal) as engine:
+        if engine.loaded.draft_name is None:
+            raise BadRequest(f"--report measures a pair and {options.model} has no draft")
+        write_json(file, machine_report(engine, terminal.show_status))
+        terminal.clear_status()
+    terminal.log(f"wrote {file}; please send it as CONTRIBUTING.md describes")
 
 
 def _print_findings(findings: "list[Finding]") -> None:
@@ -156,10 +187,11 @@ def _check_kernels(
     pair without weights is enough.
     """
     from dflash_mlx.doctor.checkup import Finding
+    from dflash_mlx.doctor.report import kernel_values
 
     kernels = _autotuned(files) if autotune else loaded.kernels
     results = kernels.all_results() if kernels else []
-    facts["kernels"] = [_kernel_values(result) for result in results]
+    facts["kernels"] = [kernel_values(result) for result in results]
     if not results:
         yield Finding("kernels", "ok", "none: no Metal device or no draft; MLX's own kernels run")
     for result in results:
@@ -184,16 +216,6 @@ def _autotuned(files: "PairFiles") -> "PairKernels | None":
         kernels.autotune(terminal.show_status)
     terminal.clear_status()
     return kernels
-
-
-def _kernel_values(result: "TuningResult[Any]") -> dict[str, Any]:
-    geometry = None if result.geometry is None else asdict(result.geometry)
-    return {
-        "kernel": result.kernel,
-        "shape": result.shape,
-        "geometry": geometry,
-        "reason": result.reason,
-    }
 
 
 def _geometry(result: "TuningResult[Any]") -> str:

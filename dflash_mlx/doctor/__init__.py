@@ -8,4 +8,5 @@ __all__ = [
     "combinations",
     "fit",
     "outlook",
+    "report",
 ]
