@@ -155,6 +155,10 @@ class GenerationConfig:
             that is unknown.
         reasoning_effort: "low", "medium" or "high", for templates that read it; None leaves it to
             the template.
+        copies: whether draft tokens are also copied from the context, where that is expected to be
+            faster; None does so if the pair was loaded with `draft="copy"`.
+        prediction: text that the answer will probably repeat, such as a file before an edit; its
+            tokens are proposed as draft tokens.
         chat_template: whether the prompt is rendered with the model's chat template.
         chat_template_kwargs: further variables of the chat template.
         logits_processors: functions that change the logits of each token, applied last.
@@ -175,6 +179,8 @@ class GenerationConfig:
     sampling: SamplingConfig | None = None
     thinking: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
+    copies: bool | None = None
+    prediction: str | None = None
     chat_template: bool = True
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     logits_processors: tuple[LogitsProcessor, ...] = ()
@@ -191,6 +197,9 @@ class GenerationConfig:
                 f"thinking is {self.thinking} and chat_template is False; only the chat template "
                 "can switch thinking, so leave one of them out"
             )
+        predicted = self.prediction
+        good = predicted is None or (isinstance(predicted, str) and bool(predicted))
+        _check("prediction", predicted, good, "a text that is not empty")
         efforts = get_args(ReasoningEffort)
         _check(
             "reasoning_effort",

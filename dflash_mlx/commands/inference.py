@@ -39,8 +39,9 @@ def open_pair(
 def describe(engine: "Engine", config: "GenerationConfig", options: RequestOptions) -> list[str]:
     """Return lines about the settings in effect; the first names the models."""
     loaded = engine.loaded
-    draft = f" + {_short_name(loaded.draft_name)}" if loaded.draft_name else ", no draft"
     request = engine.resolve(config)
+    draft = f" + {_short_name(loaded.draft_name)}" if loaded.draft_name else ", no draft"
+    draft += " + copies from the context" if request.copies else ""
     sampling, block_size = request.sampling, request.block_size
     auto = (
         f"block size auto, at most {block_size}" if request.adaptive else f"block size {block_size}"

@@ -31,7 +31,11 @@ ModelOption = Annotated[
     typer.Option("--model", "-m", help="Nickname, folder, .gguf file or Hugging Face id."),
 ]
 DraftOption = Annotated[
-    str, typer.Option(help="Draft model: auto (the known draft of the target), none, or a name.")
+    str,
+    typer.Option(
+        help="Draft model: auto (the known draft of the target), none, copy (no model: draft "
+        "tokens are copied from the context), or a name."
+    ),
 ]
 KernelsOption = Annotated[
     str,
@@ -71,6 +75,14 @@ class RequestOptions:
             "speculation."
         ),
     ] = "auto"
+    copies: Annotated[
+        bool | None,
+        typer.Option(
+            "--copies/--no-copies",
+            help="Also copy draft tokens from the context where that is faster. [default: only "
+            "with --draft copy]",
+        ),
+    ] = None
     max_tokens: Annotated[int, typer.Option(help="Maximum number of new tokens.")] = 1024
     temperature: Annotated[
         float | None, typer.Option(help=f"Sampling temperature; 0 is greedy. {_FROM_MODEL}")
@@ -136,7 +148,8 @@ class RequestOptions:
             BadRequest: a value is outside its range.
         """
         block_size = self.generation(SamplingConfig()).block_size
-        if block_size is not None and block_size > 1 and self.draft == "none":
+        drafts = self.draft != "none" or self.copies
+        if block_size is not None and block_size > 1 and not drafts:
             raise BadRequest(
                 f"--block-size {block_size} needs a draft; omit --draft none, or use --block-size 1"
             )
@@ -160,6 +173,7 @@ class RequestOptions:
             stop=tuple(self.stop or ()),
             block_size=_parse_block_size(self.block_size),
             sampling=self.sampling(defaults),
+            copies=self.copies,
             thinking=self.thinking,
             reasoning_effort=reasoning_effort(self.reasoning_effort),
             chat_template=chat_template,

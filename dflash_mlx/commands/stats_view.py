@@ -41,6 +41,9 @@ def stats_lines(results: Sequence["Result"], terminal: Terminal) -> Iterator[str
     last = results[-1]
     yield f"last answer: {stats_line(last)}"
     yield from _times(last)
+    for name, source in last.stats.sources.items():
+        rounds = f"{source.rounds} rounds in {source.seconds:.2f} s"
+        yield f"  {name}: {source.accepted} of {source.drafted} draft tokens accepted, {rounds}"
     if last.stats.accepted_by_position:
         yield "share of rounds that accepted the draft token at position"
         for position, share in enumerate(last.stats.accepted_by_position, 1):

@@ -11,4 +11,5 @@ __all__ = [
     "costs",
     "slowdown_budget",
     "state",
+    "text_policy",
 ]

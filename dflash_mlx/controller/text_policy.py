@@ -54,11 +54,11 @@ class TextPolicy:
         max_block_size: int = MAX_BLOCK_SIZE,
     ) -> None:
         self.draft_policy = draft_policy
-        self._sources = list(sources)
+        self.sources = tuple(sources)
         self._statistics = statistics or TextStatistics()
         self._max_block_size = min(max_block_size, MAX_BLOCK_SIZE)
         self._tokens, self._seconds = 0.0, 0.0  # of recent rounds of the draft policy
-        self._scored = [self._proposal(source) for source in self._sources]
+        self._scored = [self._proposal(source) for source in self.sources]
 
     @property
     def disabled_reason(self) -> str | None:
@@ -77,7 +77,7 @@ class TextPolicy:
     def next_text(self, max_block_size: int) -> TextProposal | None:
         """Return draft tokens from text for a block of at most `max_block_size`, if they pay."""
         best, best_rate = None, MIN_SPEEDUP * self._draft_rate()
-        for source in self._sources:
+        for source in self.sources:
             for size, rate in self._rates(source, source.match_length, max_block_size):
                 if rate > best_rate:
                     best, best_rate = (source, size), rate
@@ -94,7 +94,7 @@ class TextPolicy:
         pays = MIN_SPEEDUP * self._draft_rate()
         return not any(
             rate > pays
-            for source in self._sources
+            for source in self.sources
             for _, rate in self._rates(source, source.next_match_length, self._max_block_size)
         )
 
@@ -119,7 +119,7 @@ class TextPolicy:
             self._seconds = self._seconds * _RATE_MEMORY + finished.seconds
             if not finished.drafted and finished.measures_one_round:
                 statistics.costs.observe(1, finished.seconds)
-        for index, source in enumerate(self._sources):
+        for index, source in enumerate(self.sources):
             match_length, proposed = self._scored[index]
             n_compared = min(len(proposed), len(finished.tokens))
             n_right = _n_equal(proposed, finished.tokens)

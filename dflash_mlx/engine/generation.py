@@ -8,6 +8,7 @@ from collections.abc import Collection, Generator, Sequence
 
 import mlx.core as mx
 
+from dflash_mlx.controller.text_policy import TextPolicy
 from dflash_mlx.decode.accept import request_rule
 from dflash_mlx.decode.history import History
 from dflash_mlx.decode.logits_processors import make_processors
@@ -131,7 +132,9 @@ class Generation:
         processors = make_processors(sampling, self._request.logits_processors)
         rule = request_rule(sampling, seed, processors)
         pair = self._loaded.pair.with_sampling(sampling.temperature, seed)
-        config = DecodeConfig(self._policy, rule, self._text.cut, self._limit)
+        text = self._text_policy()
+        policy = text or self._policy
+        config = DecodeConfig(policy, rule, self._text.cut, self._limit, text)
         n_prompt, counters = len(self.history), self._counters
         reported = False
         try:
@@ -157,7 +160,24 @@ class Generation:
         finally:
             update_context(pair, lease.cache, state)
             self._loaded.learn(self._policy)
+            self._loaded.text.keep_index(text)
         return True
+
+    def _text_policy(self) -> TextPolicy | None:
+        """Return the policy that also proposes tokens from text, if the request does so."""
+        request, tokenizer = self._request, self._loaded.tokenizer
+        predicted = None
+        if request.prediction is not None:
+            begin, predicted = tokenizer.encode(""), tokenizer.encode(request.prediction)
+            if predicted[: len(begin)] == begin:  # an answer has no begin token
+                predicted = predicted[len(begin) :]
+        return self._loaded.text.policy(
+            self.history,
+            self._policy,
+            copies=request.copies,
+            predicted=predicted,
+            max_block_size=request.block_size,
+        )
 
     def _emit(self, text: str, tokens: tuple[int, ...]) -> None:
         self._emit_segments(self._parser.feed(text), tokens)
@@ -203,4 +223,5 @@ class Generation:
             reason=counters.disabled_reason,
             peak_memory_bytes=mx.get_peak_memory(),
             blas=self._loaded.blas,
+            sources=dict(counters.sources),
         )

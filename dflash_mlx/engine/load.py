@@ -75,8 +75,9 @@ def load(
 
     Args:
         model: a nickname, a local folder, a `.gguf` file or a hub id.
-        draft: "auto" (the draft trained for the model), "none" (plain decoding), or a name in
-            the same forms as `model`.
+        draft: "auto" (the draft trained for the model), "none" (plain decoding), "copy" (no draft
+            model; draft tokens are copied from the context), or a name in the same forms as
+            `model`.
         cache: bounds on the KV caches.
         hooks: callbacks that report progress.
         kernels: which Metal kernels verify blocks: "auto" (those that are correct and faster on
@@ -181,6 +182,7 @@ def assemble(
         quantized="quantization" in read.config,
         trained_thinking=choice.card.thinking if choice.card else trained_thinking(*paths),
         no_draft=choice.no_draft,
+        copies=choice.copies,
     )
 
 

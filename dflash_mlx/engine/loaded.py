@@ -4,13 +4,15 @@ It must not know single requests; it owns no KV cache and no thread.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dflash_mlx.cache import STEP
 from dflash_mlx.config import CacheConfig, SamplingConfig
 from dflash_mlx.controller.adaptive import AdaptiveBlock
 from dflash_mlx.controller.state import ControllerState
+from dflash_mlx.controller.text_policy import TextPolicy
 from dflash_mlx.decode.policy import BlockPolicy
+from dflash_mlx.engine.text_proposals import TextProposals
 from dflash_mlx.kernels.pair_kernels import PairKernels
 from dflash_mlx.loading.chat_template import Message
 from dflash_mlx.loading.compute import Compute
@@ -31,6 +33,8 @@ class LoadedPair:
         no_draft: the reason why there is no draft, if none was found.
         tuning: measured costs and acceptance; None without a draft.
         kernels: the Metal kernels in the models; None without a Metal device.
+        copies: whether requests copy draft tokens from the context unless they say otherwise.
+        text: what requests learned about draft tokens from text.
     """
 
     pair: Pair
@@ -46,6 +50,8 @@ class LoadedPair:
     no_draft: str | None = None
     tuning: ControllerState | None = None
     kernels: PairKernels | None = None
+    copies: bool = False
+    text: TextProposals = field(default_factory=TextProposals)
 
     @property
     def context_length(self) -> int:
@@ -61,5 +67,7 @@ class LoadedPair:
 
     def learn(self, policy: BlockPolicy) -> None:
         """Add the acceptance that a finished request observed to what later requests start with."""
+        if isinstance(policy, TextPolicy):
+            policy = policy.draft_policy
         if self.tuning is not None and isinstance(policy, AdaptiveBlock):
             self.tuning.learn(policy)

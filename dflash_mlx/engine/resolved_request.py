@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflash_mlx.config import GenerationConfig, LogitsProcessor, SamplingConfig
+from dflash_mlx.controller.text_policy import MAX_BLOCK_SIZE
 from dflash_mlx.decode.policy import BlockPolicy, FixedBlock
 from dflash_mlx.engine.loaded import LoadedPair, Prompt
 from dflash_mlx.errors import BadRequest
@@ -28,7 +29,9 @@ class ResolvedRequest:
         stop: texts that end the answer; they are not part of it.
         end_token_ids: tokens that end the answer: the model's, and `stop` texts that are tokens.
         block_size: tokens verified per round, anchor included; the largest one if `adaptive`.
-        adaptive: whether the block-size controller chooses the size of every round.
+        adaptive: whether the size of every round is chosen from measurements.
+        copies: whether draft tokens are also copied from the context.
+        prediction: a predicted answer, whose tokens are proposed as draft tokens.
         new_policy: makes the block policy. It is called when the request starts, because the
             requests before it may still change the measured costs.
         chat_template: whether the prompt is rendered with the model's chat template.
@@ -45,6 +48,8 @@ class ResolvedRequest:
     end_token_ids: frozenset[int]
     block_size: int
     adaptive: bool
+    copies: bool
+    prediction: str | None
     new_policy: Callable[[], BlockPolicy]
     chat_template: bool
     thinking: bool | None
@@ -63,7 +68,9 @@ def resolve_request(loaded: LoadedPair, config: GenerationConfig | None = None) 
     """
     config = config or GenerationConfig()
     sampling = config.sampling or loaded.sampling
-    _check_block_size(loaded, config.block_size)
+    copies = _copies(loaded, config)
+    text = copies or config.prediction is not None
+    _check_block_size(loaded, config.block_size, text)
     _check_logit_bias(loaded, sampling)
     thinking = _thinking(loaded, config)
     block_size, tuning = _block_size(loaded, config.block_size), loaded.tuning
@@ -79,8 +86,10 @@ def resolve_request(loaded: LoadedPair, config: GenerationConfig | None = None) 
         max_tokens=config.max_tokens,
         stop=config.stop,
         end_token_ids=tokenizer.eos_token_ids | tokenizer.special_ids(config.stop),
-        block_size=block_size,
-        adaptive=tuning is not None and config.block_size is None,
+        block_size=config.block_size or (max(block_size, MAX_BLOCK_SIZE) if text else block_size),
+        adaptive=(text or tuning is not None) and config.block_size is None,
+        copies=copies,
+        prediction=config.prediction,
         new_policy=new_policy,
         chat_template=config.chat_template,
         thinking=thinking,
@@ -101,6 +110,7 @@ def check_prompt(prompt: Prompt) -> None:
 
 
 def _block_size(loaded: LoadedPair, asked: int | None) -> int:
+    """Return the block size of the draft model; the largest one if it is chosen every round."""
     draft = loaded.pair.draft
     if draft is None:
         return 1
@@ -113,9 +123,18 @@ def _block_size(loaded: LoadedPair, asked: int | None) -> int:
     return draft.block_size
 
 
-def _check_block_size(loaded: LoadedPair, asked: int | None) -> None:
+def _copies(loaded: LoadedPair, config: GenerationConfig) -> bool:
+    """Return whether draft tokens are copied from the context."""
+    speculates = config.block_size != 1
+    if not speculates and (config.copies or config.prediction is not None):
+        option = "copies" if config.copies else "prediction"
+        raise BadRequest(f"block_size is 1, which disables {option}; leave one of them out")
+    return speculates and (loaded.copies if config.copies is None else config.copies)
+
+
+def _check_block_size(loaded: LoadedPair, asked: int | None, text: bool) -> None:
     draft = loaded.pair.draft
-    if asked is None:
+    if asked is None or (text and draft is None):
         return
     if asked > 1 and draft is None:
         raise BadRequest(

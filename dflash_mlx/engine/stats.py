@@ -9,6 +9,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dflash_mlx.decode.round import Round
+from dflash_mlx.models.protocols import DRAFT
+
+
+@dataclass(frozen=True)
+class SourceStats:
+    """Figures of the rounds whose draft tokens came from one source.
+
+    Args:
+        rounds: rounds that verified draft tokens of this source.
+        drafted: draft tokens proposed.
+        accepted: draft tokens accepted.
+        seconds: time of these rounds.
+    """
+
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -40,6 +58,9 @@ class Stats:
         reason: why drafting was disabled.
         peak_memory_bytes: MLX's peak memory since a model was last loaded.
         blas: the BLAS library in use.
+        sources: figures by source of draft tokens: "draft" is the draft model, "copy" the context,
+            "prediction" the predicted answer. `accepted_lengths` and the figures by position are
+            those of the draft model.
 
     Examples:
         >>> stats = engine.generate("Say hello.", short).stats
@@ -68,6 +89,7 @@ class Stats:
     reason: str | None
     peak_memory_bytes: int
     blas: str
+    sources: Mapping[str, SourceStats] = field(default_factory=dict)
 
 
 @dataclass
@@ -88,6 +110,7 @@ class RoundCounters:
     hits: Counter[int] = field(default_factory=Counter)
     disabled_at: int | None = None
     disabled_reason: str | None = None
+    sources: dict[str, SourceStats] = field(default_factory=dict)
 
     def add(self, done: Round) -> None:
         """Count one round."""
@@ -101,10 +124,21 @@ class RoundCounters:
             self.timed_s += done.seconds
             self.timed_draft_s += done.draft_s
         if done.drafted:
+            self._add_source(done)
+        if done.drafted and done.source == DRAFT:
             self.drafted_s += done.seconds
             self.lengths[done.accepted] += 1
             self.tried.update(range(done.n_counted))
             self.hits.update(range(done.accepted))
+
+    def _add_source(self, done: Round) -> None:
+        before = self.sources.get(done.source, SourceStats())
+        self.sources[done.source] = SourceStats(
+            before.rounds + 1,
+            before.drafted + done.drafted,
+            before.accepted + done.accepted,
+            before.seconds + done.seconds,
+        )
 
     def set_disabled(self, reason: str | None, n_tokens: int) -> None:
         """Record why drafting is disabled after `n_tokens` answer tokens; None if it is not."""

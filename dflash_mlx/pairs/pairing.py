@@ -13,7 +13,8 @@ from dflash_mlx.system.paths import is_there, typed_path
 class Choice:
     """The references of a target and a draft. `card` is the known pair of the target, if any.
 
-    `draft` None means plain decoding; `no_draft` has the reason unless the user requested it.
+    `draft` None means no draft model; `no_draft` has the reason unless the user requested it.
+    `copies` means that draft tokens are copied from the context.
     """
 
     target: str
@@ -23,6 +24,7 @@ class Choice:
     fallback: str | None = None
     card: PairCard | None = None
     no_draft: str | None = None
+    copies: bool = False
 
 
 def choose(model: str, draft: str = "auto") -> Choice:
@@ -47,8 +49,8 @@ def choose(model: str, draft: str = "auto") -> Choice:
 
 
 def _with_draft(chosen: Choice, draft: str, model: str) -> Choice:
-    if draft == "none":
-        return chosen
+    if draft in ("none", "copy"):
+        return replace(chosen, copies=draft == "copy")
     if draft != "auto":
         return _with_named_draft(chosen, draft)
     beside = typed_path(model) / "draft"

@@ -19,6 +19,14 @@ class ContextCopy:
         self._automaton = SuffixAutomaton()
         self.extend(tokens)
 
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def is_prefix_of(self, tokens: Sequence[int]) -> bool:
+        """Return whether `tokens` begins with the tokens of this context."""
+        n_tokens = len(self._tokens)
+        return n_tokens <= len(tokens) and self._tokens == array("i", tokens[:n_tokens])
+
     @property
     def match_length(self) -> int:
         """Length of the longest suffix of the context that also occurs earlier."""
