@@ -218,12 +218,8 @@ class GenerationConfig:
             raise BadRequest(f"stop is the text {stop!r}; it needs a tuple of texts")
         object.__setattr__(self, "stop", tuple(self.stop))
         _check("stop", self.stop, len(self.stop) <= MAX_STOPS, f"at most {MAX_STOPS} texts")
-        _check(
-            "stop",
-            self.stop,
-            all(isinstance(text, str) and text for text in self.stop),
-            "texts that are not empty",
-        )
+        texts = all(isinstance(text, str) and text for text in self.stop)
+        _check("stop", self.stop, texts, "texts that are not empty")
         _check(
             "block_size",
             self.block_size,
