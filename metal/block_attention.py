@@ -6,13 +6,21 @@ block_attention.metal, then attention_merge.metal where the keys are split.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import mlx.core as mx
 
 from dflash_mlx.metal.attention_geometry import AttentionGeometry, attention_geometries
 from dflash_mlx.metal.attention_merge import attention_merge
-from dflash_mlx.metal.build import DEFAULT_DEVICE, Device, Launch, read_kernel
+from dflash_mlx.metal.build import (
+    DEFAULT_DEVICE,
+    Device,
+    Launch,
+    LaunchPlan,
+    read_kernel,
+    scalar,
+)
 from dflash_mlx.metal.refusal import first_reason, refuse
 from dflash_mlx.metal.verify_attention import attend_in_float32, attention_reasons
 
@@ -100,32 +108,28 @@ def launch_block(
     geometry: AttentionGeometry,
 ) -> mx.array:
     """Return `block_attention` of supported inputs, without checking them."""
-    launch = _launch(q, keys, scale, mask, geometry)
-    (out,) = device.run(launch)
-    if launch.grid[2] == 1:
-        return out
-    return attention_merge(out, q.dtype, device=device)
-
-
-def _launch(
-    q: mx.array, keys: BlockKeys, scale: float, mask: BlockMask, geometry: AttentionGeometry
-) -> Launch:
     _, heads, rows, size = q.shape
-    groups, splits = keys.context_k.shape[1], geometry.splits
-    threads = 32 * geometry.simdgroups
-    return Launch(
-        kernel=KERNEL,
-        inputs=(
-            q,
-            keys.context_k,
-            keys.context_v,
-            keys.block_k,
-            keys.block_v,
-            mx.array(scale, mx.float32),
-        ),
+    plan = _plan(q.dtype, heads, keys.context_k.shape[1], rows, size, mask, geometry)
+    arrays = (keys.context_k, keys.context_v, keys.block_k, keys.block_v)
+    (out,) = device.run(Launch(KERNEL, (q, *arrays, scalar(scale)), *plan))
+    return out if geometry.splits == 1 else attention_merge(out, q.dtype, device=device)
+
+
+@cache
+def _plan(
+    dtype: mx.Dtype,
+    heads: int,
+    groups: int,
+    rows: int,
+    size: int,
+    mask: BlockMask,
+    geometry: AttentionGeometry,
+) -> LaunchPlan:
+    splits, threads = geometry.splits, 32 * geometry.simdgroups
+    return LaunchPlan(
         template=(
-            ("T", q.dtype),
-            ("O", q.dtype if splits == 1 else mx.float32),
+            ("T", dtype),
+            ("O", dtype if splits == 1 else mx.float32),
             ("D", size),
             ("KEYS", geometry.key_block),
             ("RT", geometry.row_tiles),
@@ -137,7 +141,7 @@ def _launch(
         grid=(threads, groups * geometry.row_blocks(rows * heads // groups), splits),
         threadgroup=(threads, 1, 1),
         output_shapes=((1, heads, rows, size) if splits == 1 else (splits, heads, rows, size + 2),),
-        output_dtypes=(q.dtype if splits == 1 else mx.float32,),
+        output_dtypes=(dtype if splits == 1 else mx.float32,),
     )
 
 

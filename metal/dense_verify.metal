@@ -1,8 +1,8 @@
 // dense_verify: y = x . w^T for the 2 to 32 rows of a verified block.
 //
-// x  [M, K]  T: float32, bfloat16 or float16
+// x  [M, K] or [1, M, K]  T: float32, bfloat16 or float16
 // w  [N, K]  W: float32, bfloat16 or float16
-// y  [M, N]  T, accumulated in float32
+// y  [M, N] or [1, M, N]  T, accumulated in float32
 //
 // A threadgroup computes 8 * NT columns for all rows, so every weight is read once for any M.
 // Its SLICES simdgroups share K and add their results at the end. The loop has no barrier and
@@ -22,8 +22,8 @@ constexpr int COLUMNS = 8 * NT;
 constexpr int HALF = SLICES > 1 ? SLICES / 2 : 1;
 threadgroup float shared[HALF * COLUMNS * 8 * MT];
 
-const int M = x_shape[0];
-const int K = x_shape[1];
+const int M = x_shape[x_ndim - 2];
+const int K = x_shape[x_ndim - 1];
 const int N = w_shape[0];
 const int first_column = int(threadgroup_position_in_grid.y) * COLUMNS;
 const int lane = int(thread_index_in_simdgroup);

@@ -53,19 +53,16 @@ def dense_verify(
         return dense_verify_reference(x, w)
     parts = -(-x.shape[1] // BLOCK)
     chosen = geometry or matrix_geometries(x.shape[0], w.shape[0], parts)[0]
-    (y,) = device.run(dense_launch(x, w, chosen))
+    plan = dense_plan(x.dtype, w.dtype, x.shape[0], w.shape[0], chosen)
+    (y,) = device.run(Launch(KERNEL, (x, w), *plan))
     return y
 
 
-def dense_launch(x: mx.array, w: mx.array, geometry: MatrixGeometry) -> Launch:
-    """Return the launch for supported inputs, without checking them."""
-    return Launch(KERNEL, (x, w), *_plan(x.dtype, w.dtype, x.shape[0], w.shape[0], geometry))
-
-
 @cache
-def _plan(
+def dense_plan(
     dtype: mx.Dtype, weights: mx.Dtype, rows: int, columns: int, geometry: MatrixGeometry
 ) -> LaunchPlan:
+    """Return the launch for supported x [M, K] of `dtype` and `weights` [N, K]."""
     threads = 32 * geometry.slices
     return LaunchPlan(
         template=(

@@ -81,26 +81,15 @@ def quantized_verify(
     rows, columns = x.shape[0], weight.packed.shape[0]
     parts = x.shape[1] // weight.group_size
     chosen = geometry or matrix_geometries(rows, columns, parts)[0]
-    (y,) = device.run(quantized_launch(x, weight, chosen))
+    group, bits = weight.group_size, weight.bits
+    plan = quantized_plan(x.dtype, weight.scales.dtype, rows, columns, group, bits, chosen)
+    inputs = (x, weight.packed, weight.scales, weight.biases)
+    (y,) = device.run(Launch(KERNEL, inputs, *plan))
     return y
 
 
-def quantized_launch(x: mx.array, weight: QuantizedWeight, geometry: MatrixGeometry) -> Launch:
-    """Return the launch for supported inputs, without checking them."""
-    plan = _plan(
-        x.dtype,
-        weight.scales.dtype,
-        x.shape[0],
-        weight.packed.shape[0],
-        weight.group_size,
-        weight.bits,
-        geometry,
-    )
-    return Launch(KERNEL, (x, weight.packed, weight.scales, weight.biases), *plan)
-
-
 @cache
-def _plan(
+def quantized_plan(
     dtype: mx.Dtype,
     scales: mx.Dtype,
     rows: int,
@@ -109,6 +98,7 @@ def _plan(
     bits: int,
     geometry: MatrixGeometry,
 ) -> LaunchPlan:
+    """Return the launch for supported x [M, K] of `dtype` and a weight [N, K]."""
     threads = 32 * geometry.slices
     return LaunchPlan(
         template=(

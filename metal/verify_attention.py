@@ -5,6 +5,7 @@ verify_attention.metal, then attention_merge.metal where the keys are split.
 """
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Final
 
 import mlx.core as mx
@@ -15,7 +16,14 @@ from dflash_mlx.metal.attention_geometry import (
     attention_geometries,
 )
 from dflash_mlx.metal.attention_merge import attention_merge
-from dflash_mlx.metal.build import DEFAULT_DEVICE, Device, Launch, read_kernel
+from dflash_mlx.metal.build import (
+    DEFAULT_DEVICE,
+    Device,
+    Launch,
+    LaunchPlan,
+    read_kernel,
+    scalar,
+)
 from dflash_mlx.metal.refusal import (
     first_reason,
     float_refusal,
@@ -104,30 +112,27 @@ def launch_verify(
     geometry: AttentionGeometry,
 ) -> mx.array:
     """Return `verify_attention` of supported inputs, without checking them."""
-    launch = _launch(q, k, v, scale, window or 0, geometry)
-    (out,) = device.run(launch)
-    if launch.grid[2] == 1:
-        return out
-    return attention_merge(out, q.dtype, device=device)
+    _, heads, rows, _ = q.shape
+    plan = _plan(q.dtype, heads, k.shape[1], rows, q.shape[3], window or 0, geometry)
+    (out,) = device.run(Launch(KERNEL, (q, k, v, scalar(scale)), *plan))
+    return out if geometry.splits == 1 else attention_merge(out, q.dtype, device=device)
 
 
-def _launch(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    scale: float,
+@cache
+def _plan(
+    dtype: mx.Dtype,
+    heads: int,
+    groups: int,
+    rows: int,
+    size: int,
     window: int,
     geometry: AttentionGeometry,
-) -> Launch:
-    _, heads, rows, size = q.shape
-    groups, splits = k.shape[1], geometry.splits
-    threads = 32 * geometry.simdgroups
-    return Launch(
-        kernel=KERNEL,
-        inputs=(q, k, v, mx.array(scale, mx.float32)),
+) -> LaunchPlan:
+    splits, threads = geometry.splits, 32 * geometry.simdgroups
+    return LaunchPlan(
         template=(
-            ("T", q.dtype),
-            ("O", q.dtype if splits == 1 else mx.float32),
+            ("T", dtype),
+            ("O", dtype if splits == 1 else mx.float32),
             ("D", size),
             ("KEYS", geometry.key_block),
             ("RT", geometry.row_tiles),
@@ -138,7 +143,7 @@ def _launch(
         grid=(threads, groups * geometry.row_blocks(rows * heads // groups), splits),
         threadgroup=(threads, 1, 1),
         output_shapes=((1, heads, rows, size) if splits == 1 else (splits, heads, rows, size + 2),),
-        output_dtypes=(q.dtype if splits == 1 else mx.float32,),
+        output_dtypes=(dtype if splits == 1 else mx.float32,),
     )
 
 

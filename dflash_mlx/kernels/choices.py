@@ -24,11 +24,13 @@ class Choices(Generic[Geometry]):
 
     def select(self, rows: range, geometry: Geometry | None) -> None:
         """Use `geometry` for every number of rows in `rows`; None selects stock MLX."""
+        changed = dict(self.geometries)
         for count in rows:
             if geometry is None:
-                self.geometries.pop(count, None)
+                changed.pop(count, None)
             else:
-                self.geometries[count] = geometry
+                changed[count] = geometry
+        self.geometries = changed  # a new object: layers compare it with the one they know
 
     def at(self, rows: int) -> Geometry | None:
         """Return the geometry for `rows` rows, or None for stock MLX."""

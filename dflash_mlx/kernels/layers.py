@@ -3,6 +3,8 @@
 Each class has the parameters of its MLX parent, and its behaviour for other numbers of rows.
 """
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,12 +13,14 @@ import mlx.nn as nn
 
 from dflash_mlx.kernels.choices import Choices
 from dflash_mlx.kernels.rewrap import replace_layers, rewrap_layer
-from dflash_mlx.metal.build import DEFAULT_DEVICE, Device
-from dflash_mlx.metal.dense_verify import dense_launch
+from dflash_mlx.metal.build import DEFAULT_DEVICE, Device, prepare
+from dflash_mlx.metal.dense_verify import KERNEL as DENSE
+from dflash_mlx.metal.dense_verify import dense_plan
 from dflash_mlx.metal.dense_verify import weight_reasons as dense_reasons
 from dflash_mlx.metal.geometry import MatrixGeometry
 from dflash_mlx.metal.matrix_cases import Weight, matrix_name, weight_dtype
-from dflash_mlx.metal.quantized_verify import QuantizedWeight, quantized_launch
+from dflash_mlx.metal.quantized_verify import KERNEL as QUANTIZED
+from dflash_mlx.metal.quantized_verify import QuantizedWeight, quantized_plan
 from dflash_mlx.metal.quantized_verify import weight_reasons as quantized_reasons
 from dflash_mlx.metal.refusal import FLOATS, first_reason
 
@@ -34,89 +38,123 @@ class MatrixGroup:
     choices: Choices[MatrixGeometry]
 
 
-class _Chosen:
-    """The choices and the device of a layer; not one of the module's parameters.
+@dataclass(frozen=True)
+class _PreparedLaunch:
+    """A launch without its rows: the function to call and the arrays of the weight."""
 
-    Weights are checked once, when the layer is replaced. Launches skip these checks, which
-    would take more host time per round than the launch itself.
+    call: Callable[..., Sequence[mx.array]]
+    arrays: tuple[mx.array, ...]
+    scales: mx.array | None
+
+    def is_for(self, layer: nn.Module) -> bool:
+        """Whether the arrays are still those of `layer`, whose parameters may be replaced."""
+        return layer["weight"] is self.arrays[0] and layer.get("scales") is self.scales
+
+
+class _LinearKernel:
+    """The kernel of one linear layer, with a prepared launch per shape of its rows.
+
+    Preparing takes the host time of several launches, and a verified block launches hundreds.
+    Weights are checked once, when the layer is replaced. `dtype` is the type of the rows for
+    which the choices hold.
     """
 
     def __init__(self, choices: Choices[MatrixGeometry], dtype: mx.Dtype, device: Device) -> None:
         self.choices = choices
         self.dtype = dtype
         self.device = device
+        self._prepared: dict[tuple[int, ...], _PreparedLaunch] = {}
+        self._geometries = choices.geometries
 
-    def geometry(self, x: mx.array) -> MatrixGeometry | None:
-        """Return the geometry for rows x [..., K], or None for stock MLX."""
-        return self.choices.at(x.size // x.shape[-1]) if x.dtype == self.dtype else None
+    def product(self, x: mx.array, layer: nn.Module) -> mx.array | None:
+        """Return the result [..., N] of a linear layer for x [..., K].
 
-    def product(self, x: mx.array, weight: Weight, geometry: MatrixGeometry) -> mx.array:
-        """Return the product [..., N] of x [..., K], computed by the kernel."""
-        flat = x.reshape(-1, x.shape[-1])
-        if isinstance(weight, QuantizedWeight):
-            launch = quantized_launch(flat, weight, geometry)
+        Returns None where stock MLX was selected for the number or the type of the rows.
+        """
+        if self._geometries is not self.choices.geometries:
+            self._geometries = self.choices.geometries
+            self._prepared.clear()
+        shape = x.shape
+        prepared = self._prepared.get(shape) or self._prepare(shape, layer)
+        if prepared is None or x.dtype != self.dtype:
+            return None
+        if not prepared.is_for(layer):
+            prepared = self._prepare(shape, layer)
+            if prepared is None:
+                return None
+        (y,) = prepared.call(inputs=[x, *prepared.arrays])
+        return y + layer["bias"] if "bias" in layer else y
+
+    def _prepare(self, shape: tuple[int, ...], layer: Any) -> _PreparedLaunch | None:
+        """Prepare the launch for rows of `shape`, or return None for stock MLX."""
+        *batch, rows, _ = shape
+        geometry = self.choices.at(rows)
+        if geometry is None or math.prod(batch) != 1:
+            return None
+        weight = layer["weight"]
+        arrays: tuple[mx.array, ...] = (weight,)
+        if "scales" in layer:
+            scales, n_outputs = layer["scales"], weight.shape[0]
+            arrays = (weight, scales, layer["biases"])
+            size = (rows, n_outputs, layer.group_size, layer.bits)
+            kernel, plan = QUANTIZED, quantized_plan(self.dtype, scales.dtype, *size, geometry)
         else:
-            launch = dense_launch(flat, weight, geometry)
-        (y,) = self.device.run(launch)
-        return y.reshape(*x.shape[:-1], -1)
+            kernel, plan = (
+                DENSE,
+                dense_plan(self.dtype, weight.dtype, rows, weight.shape[0], geometry),
+            )
+        plan = plan._replace(output_shapes=((*shape[:-1], weight.shape[0]),))
+        call = prepare(self.device, kernel, plan)
+        prepared = _PreparedLaunch(call, arrays, layer.get("scales"))
+        self._prepared[shape] = prepared
+        return prepared
 
 
 class VerifyLinear(nn.Linear):
     """A linear layer that launches `dense_verify` for blocks where it was selected."""
 
-    _chosen: _Chosen
+    _kernel: _LinearKernel
 
     def __call__(self, x: mx.array) -> mx.array:
         """Map x [..., K] to [..., N]."""
-        geometry = self._chosen.geometry(x)
-        if geometry is None:
-            return super().__call__(x)
-        y = self._chosen.product(x, self.weight, geometry)
-        return _biased(y, self)
+        y = self._kernel.product(x, self)
+        return super().__call__(x) if y is None else y
 
 
 class VerifyQuantizedLinear(nn.QuantizedLinear):
     """A quantized linear layer that launches `quantized_verify` where it was selected."""
 
-    _chosen: _Chosen
+    _kernel: _LinearKernel
 
     def __call__(self, x: mx.array) -> mx.array:
         """Map x [..., K] to [..., N]."""
-        geometry = self._chosen.geometry(x)
-        if geometry is None:
-            stock: mx.array = super().__call__(x)
-            return stock
-        y = self._chosen.product(x, packed_weight(self), geometry)
-        return _biased(y, self)
+        y = self._kernel.product(x, self)
+        if y is not None:
+            return y
+        stock: mx.array = super().__call__(x)
+        return stock
 
 
 class VerifyEmbedding(nn.Embedding):
     """An embedding that is also the head of its model; the head launches `dense_verify`."""
 
-    _chosen: _Chosen
+    _kernel: _LinearKernel
 
     def as_linear(self, x: mx.array) -> mx.array:
         """Map x [..., K] to [..., N]."""
-        geometry = self._chosen.geometry(x)
-        if geometry is None:
-            stock: mx.array = super().as_linear(x)
-            return stock
-        weight: mx.array = self.weight
-        return self._chosen.product(x, weight, geometry)
+        y = self._kernel.product(x, self)
+        return super().as_linear(x) if y is None else y
 
 
 class VerifyQuantizedEmbedding(nn.QuantizedEmbedding):
     """A quantized embedding that is also a head; the head launches `quantized_verify`."""
 
-    _chosen: _Chosen
+    _kernel: _LinearKernel
 
     def as_linear(self, x: mx.array) -> mx.array:
         """Map x [..., K] to [..., N]."""
-        geometry = self._chosen.geometry(x)
-        if geometry is None:
-            stock: mx.array = super().as_linear(x)
-            return stock
-        return self._chosen.product(x, packed_weight(self), geometry)
+        y = self._kernel.product(x, self)
+        return super().as_linear(x) if y is None else y
 
 
 OURS: Final[dict[type[nn.Module], type[nn.Module]]] = {
@@ -153,7 +191,7 @@ def replace_linears(
             continue
         weights, _, choices = groups.setdefault(matrix_name(weight), ([], dtype, Choices()))
         weights.append(weight)
-        replaced.append((path, _replaced(layer, _Chosen(choices, dtype, device))))
+        replaced.append((path, _replaced(layer, _LinearKernel(choices, dtype, device))))
     replace_layers(model, replaced)
     return tuple(
         MatrixGroup(name, tuple(weights), dtype, choices)
@@ -186,16 +224,10 @@ def packed_weight(layer: Any) -> QuantizedWeight:
     return QuantizedWeight(layer.weight, layer.scales, layer.biases, layer.group_size, layer.bits)
 
 
-def _replaced(layer: nn.Module, chosen: _Chosen) -> nn.Module:
+def _replaced(layer: nn.Module, kernel: _LinearKernel) -> nn.Module:
     made: nn.Module = rewrap_layer(layer, OURS[type(layer)])
-    made._chosen = chosen
+    made._kernel = kernel
     return made
-
-
-def _biased(y: mx.array, layer: nn.Module) -> mx.array:
-    """Return `y` plus the bias of a linear layer, if it has one."""
-    bias: mx.array | None = layer.get("bias")
-    return y if bias is None else y + bias
 
 
 def matrix_of(layer: nn.Module) -> Weight | None:

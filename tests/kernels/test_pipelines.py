@@ -60,7 +60,7 @@ def launch_all(pair):
     """Call every kernel layer with all row counts, lengths and float types it could get."""
     for model in (pair.target.model, pair.draft.model):
         for _, layer in model.named_modules():
-            if hasattr(layer, "_chosen"):
+            if hasattr(layer, "_chosen") or hasattr(layer, "_kernel"):
                 for dtype in FLOATS:
                     for rows in range(1, BLOCK + 2):
                         _launch(layer, rows, dtype)
