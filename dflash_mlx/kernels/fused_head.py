@@ -20,23 +20,25 @@ N_BEST: Final = 2
 class FusedHead:
     """A head with its kernel choices by number of rows.
 
-    `dtype` is the type of the hidden rows for which the choices hold.
+    It lists the `count` best tokens of each row. `dtype` is the type of the hidden rows for which
+    the choices hold.
     """
 
     head: Head
+    count: int
     dtype: mx.Dtype
     device: Device
     choices: Choices[MatrixGeometry] = field(default_factory=Choices)
 
     def __call__(self, hidden: mx.array) -> BestTokens | None:
-        """Return the `N_BEST` tokens of each row of `hidden` [1, n, K].
+        """Return the best tokens of each row of `hidden` [1, n, K].
 
         Returns None where no kernel was selected; the caller then computes logits.
         """
         geometry = self.choices.at(hidden.shape[1])
         if geometry is None or hidden.dtype != self.dtype:
             return None
-        found = head_argmax(hidden[0], self.head, N_BEST, device=self.device, geometry=geometry)
+        found = head_argmax(hidden[0], self.head, self.count, device=self.device, geometry=geometry)
         # A row without a finite logit lists no token. The clip keeps the id inside the vocabulary;
         # the log-sum-exp of such a row is not finite, which stops the answer.
         n_tokens, _ = weight_shape(self.head.weight)

@@ -15,7 +15,7 @@ from dflash_mlx.kernels.attention import replace_attention
 from dflash_mlx.kernels.autotuner import Autotuner, TuningResult
 from dflash_mlx.kernels.choices import TUNED_KEYS
 from dflash_mlx.kernels.draft2 import replace_convolutions, replace_selector
-from dflash_mlx.kernels.fused_head import FusedHead
+from dflash_mlx.kernels.fused_head import N_BEST, FusedHead
 from dflash_mlx.kernels.layers import matrix_of, norm_dtype, replace_linears, row_dtype
 from dflash_mlx.kernels.result_store import ResultStore, TuningPlatform
 from dflash_mlx.kernels.tuning_tasks import (
@@ -31,6 +31,7 @@ from dflash_mlx.metal.build import DEFAULT_DEVICE, Device
 from dflash_mlx.metal.head_argmax import Head
 from dflash_mlx.metal.matrix_cases import Weight, outputs_of, weight_dtype
 from dflash_mlx.models.draft.dflash import BoundDraft
+from dflash_mlx.models.draft.dflash2 import SelectingDraft
 from dflash_mlx.models.pair import Pair
 from dflash_mlx.models.targets.decoder import DecoderTarget
 from dflash_mlx.system.settings import settings_folder
@@ -186,25 +187,30 @@ def install_kernels(
 
 
 def _fuse_heads(target: DecoderTarget, draft: BoundDraft, device: Device) -> list[FusedHead]:
-    """Give target and draft a fused argmax where their head is a matrix without a bias."""
+    """Give target and draft a fused head where their head is a matrix without a bias."""
     heads = []
     if (weight := _head_matrix(target.head_layer)) is not None:
-        target.fused_argmax = _fused_head(Head(weight), target.model, device)
+        dtype = row_dtype(weight_dtype(weight), norm_dtype(target.model))
+        target.fused_argmax = FusedHead(Head(weight), N_BEST, dtype, device)
         heads.append(target.fused_argmax)
-    own = draft.model.lm_head if "lm_head" in draft.model else target.head_layer
-    # a DFlash 2 draft needs the logits of its candidates
-    if type(draft) is BoundDraft and (weight := _head_matrix(own)) is not None:
-        config = draft.model.config
-        cap = config.final_logit_softcapping or None
-        head = Head(outputs_of(weight, 0, draft.n_ids), config.output_multiplier, cap)
-        draft.fused_argmax = _fused_head(head, draft.model, device)
+    shares_head = "lm_head" not in draft.model
+    own = target.head_layer if shares_head else draft.model.lm_head
+    if (weight := _head_matrix(own)) is None:
+        return heads
+    config = draft.model.config
+    cap = config.final_logit_softcapping or None
+    head = Head(outputs_of(weight, 0, draft.n_ids), config.output_multiplier, cap)
+    # a shared head gets rows in the type of the target's embedding (`BoundDraft.for_head`)
+    rows = draft.head_dtype if shares_head else norm_dtype(draft.model)
+    dtype = row_dtype(weight_dtype(weight), rows)
+    if isinstance(draft, SelectingDraft):
+        count = draft.model.candidate_selector.top_k
+        draft.fused_candidates = FusedHead(head, count, dtype, device)
+        heads.append(draft.fused_candidates)
+    else:
+        draft.fused_argmax = FusedHead(head, N_BEST, dtype, device)
         heads.append(draft.fused_argmax)
     return heads
-
-
-def _fused_head(head: Head, model: nn.Module, device: Device) -> FusedHead:
-    dtype = row_dtype(weight_dtype(head.weight), norm_dtype(model))
-    return FusedHead(head, dtype, device)
 
 
 def _head_matrix(layer: nn.Module | None) -> Weight | None:

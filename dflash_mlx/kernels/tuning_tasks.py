@@ -10,7 +10,7 @@ from typing import Any, Final
 import mlx.core as mx
 
 from dflash_mlx.kernels.choices import AttentionChoices, Choices
-from dflash_mlx.kernels.fused_head import N_BEST, FusedHead
+from dflash_mlx.kernels.fused_head import FusedHead
 from dflash_mlx.kernels.layers import MatrixGroup
 from dflash_mlx.metal.attention_cases import (
     HeadShape,
@@ -171,7 +171,7 @@ def head_tasks(heads: Sequence[FusedHead], most_rows: int, device: Device) -> li
     tasks = []
     for fused in heads:
         for rows in row_ranges(MATRIX_ROWS, most_rows):
-            case = head_case(fused.head, fused.dtype, rows, N_BEST, device)
+            case = head_case(fused.head, fused.dtype, rows, fused.count, device)
             tasks.append(TuningTask(case, _selector(fused.choices, rows), rows[-1]))
     return tasks
 

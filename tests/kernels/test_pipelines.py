@@ -10,7 +10,7 @@ from dflash_mlx.kernels.autotuner import MAX_TIMED
 from dflash_mlx.kernels.draft2 import KernelConvolution, KernelSelector
 from dflash_mlx.kernels.fused_head import FusedHead
 from dflash_mlx.kernels.pair_kernels import install_kernels
-from dflash_mlx.models.draft.dflash2 import Picking, Slots
+from dflash_mlx.models.draft.dflash2 import Picking, SelectingDraft, Slots
 from dflash_mlx.models.pair import Pair
 from tests.metal.fake_chip import FakeChip
 from tests.tiny import random_draft, selecting_draft, tiny_target
@@ -64,7 +64,9 @@ def launch_all(pair):
                 for dtype in FLOATS:
                     for rows in range(1, BLOCK + 2):
                         _launch(layer, rows, dtype)
-    for head in (pair.target.fused_argmax, pair.draft.fused_argmax):
+    draft = pair.draft
+    own = draft.fused_candidates if isinstance(draft, SelectingDraft) else draft.fused_argmax
+    for head in (pair.target.fused_argmax, own):
         if isinstance(head, FusedHead):
             n_inputs = pair.target.model.args.hidden_size
             for dtype in FLOATS:

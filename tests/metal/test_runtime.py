@@ -100,6 +100,8 @@ def test_a_dflash2_draft_proposes_the_same_block(
     assert ours.tokens.tolist() == stock.tokens.tolist()
     assert ours.draft_is_finite.item()
     if stock.candidates is not None and ours.candidates is not None:
+        assert mx.array_equal(ours.candidates.ids, stock.candidates.ids)
         assert mx.allclose(ours.candidates.probs, stock.candidates.probs, atol=1e-5)
     assert counting.launched.count("candidate_path") == 1
+    assert counting.launched.count("head_argmax") == 1
     assert counting.launched.count("grouped_conv") == 2 * 2 * 2  # layers, sublayers, either side

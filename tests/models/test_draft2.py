@@ -41,9 +41,9 @@ def test_a_drawn_path_has_the_official_probabilities(name: str) -> None:
         anchor, n_rows = expected["block"][0].item(), len(expected["block"])
         hidden = draft.hidden(anchor, n_rows, context)
         select = draft.model.candidate_selector
-        ids = select(hidden, draft.logits(hidden), anchor, lambda scores, slot: mx.array(0)).ids
+        ids, unary, _ = draft.candidates(draft.for_head(hidden))
         given = mx.argmax(ids == expected["path"][:, None], axis=-1)
-        path = select(hidden, draft.logits(hidden), anchor, lambda scores, slot: given[slot])  # noqa: B023
+        path = select(hidden, ids, unary, anchor, lambda scores, slot: given[slot])  # noqa: B023
         order = mx.argsort(path.ids, axis=-1)
         probs = mx.softmax(path.scores / temperature, axis=-1)
         assert path.tokens.tolist() == expected["path"].tolist()
@@ -118,8 +118,9 @@ def test_an_anchor_beyond_the_codebook_is_clamped() -> None:
     target = tiny_target()
     config = draft_config(target, **SECOND_DRAFT, vocab_size=200)
     selector = CandidateSelector(config, config.selector)
-    hidden, logits = mx.zeros((1, 2, 32)), mx.random.normal((1, 2, 200))
-    path = selector(hidden, logits, 259, lambda scores, slot: mx.argmax(scores))
+    hidden, unary = mx.zeros((1, 2, 32)), mx.random.normal((2, selector.top_k))
+    ids = mx.broadcast_to(mx.arange(selector.top_k), unary.shape)
+    path = selector(hidden, ids, unary, 259, lambda scores, slot: mx.argmax(scores))
     assert mx.isfinite(path.scores).all()
 
 

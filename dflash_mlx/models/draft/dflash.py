@@ -181,7 +181,8 @@ class BoundDraft:
         """Finds the best token of each normed row [1, B - 1, D] without logits, or gives None."""
         # ids beyond the smaller vocabulary are padding
         self.n_ids = min(model.config.vocab_size, target.shape.vocab_size)
-        self._head_dtype = target.embed(mx.array([[0]])).dtype  # embedding and head share it
+        self.head_dtype = target.embed(mx.array([[0]])).dtype
+        """The type of the rows that the shared head gets: that of the target's embedding."""
 
     @property
     def dtype(self) -> mx.Dtype:
@@ -256,7 +257,7 @@ class BoundDraft:
 
     def for_head(self, hidden: mx.array) -> mx.array:
         """Return hidden rows in the type of the head that projects them."""
-        return hidden if "lm_head" in self.model else hidden.astype(self._head_dtype)
+        return hidden if "lm_head" in self.model else hidden.astype(self.head_dtype)
 
     def _ids(self, tokens: mx.array) -> mx.array:
         """Return the target's ids of the draft's `tokens`; they differ for a reduced vocabulary."""

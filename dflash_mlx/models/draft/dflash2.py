@@ -19,7 +19,13 @@ import mlx.nn as nn
 from dflash_mlx.cache import ContextCache
 from dflash_mlx.models.draft.config import ConvolutionConfig, DraftConfig, SelectorConfig
 from dflash_mlx.models.draft.dflash import Attend, BoundDraft, DraftLayer, DraftModel
-from dflash_mlx.models.protocols import Block, Candidates, Target
+from dflash_mlx.models.protocols import (
+    Block,
+    Candidates,
+    FusedArgmax,
+    Target,
+    no_fused_argmax,
+)
 from dflash_mlx.models.random_keys import RandomStream, draw, row_key
 
 Pick = Callable[[mx.array, int], mx.array]
@@ -138,13 +144,14 @@ class CandidateSelector(nn.Module):
         self.successor_codebook = nn.Embedding(config.vocab_size, selector.rank)
         self.hidden_projection = nn.Linear(config.hidden_size, selector.rank, bias=False)
 
-    def __call__(self, hidden: mx.array, logits: mx.array, anchor: int, pick: Pick) -> Path:
+    def __call__(
+        self, hidden: mx.array, ids: mx.array, unary: mx.array, anchor: int, pick: Pick
+    ) -> Path:
         """Return the path that `pick` chooses after `anchor`.
 
-        `hidden` [1, B - 1, D] is normed, `logits` [1, B - 1, V] are the draft's.
+        `hidden` [1, B - 1, D] is normed, `ids` [B - 1, K] are the candidates and `unary` their
+        logits.
         """
-        ids = mx.argpartition(logits[0], -self.top_k, axis=-1)[:, -self.top_k :]
-        unary = mx.take_along_axis(logits[0], ids, axis=-1)
         # a padded target vocabulary may have more ids than the codebook
         before = mx.array(min(anchor, self.n_ids - 1))
         return self.forward(before, Slots(ids, unary, self.hidden_projection(hidden)[0]), pick)
@@ -185,19 +192,38 @@ class SelectingDraft(BoundDraft):
         super().__init__(model, target)
         self.temperature = temperature
         self.seed = seed
+        self.fused_candidates: FusedArgmax = no_fused_argmax
+        """Finds the candidates of normed rows [1, B - 1, D] without logits, or gives None."""
 
     def with_sampling(self, temperature: float, seed: int) -> "SelectingDraft":
         """Return this draft, sampling its path at `temperature` with the request's seed."""
-        return SelectingDraft(self.model, self.target, temperature, seed)
+        changed = SelectingDraft(self.model, self.target, temperature, seed)
+        changed.fused_candidates = self.fused_candidates
+        return changed
 
     def propose(self, anchor: int, n_rows: int, context: ContextCache) -> Block:
         """Propose the selector's path after `anchor`; candidates are set when it is sampled."""
         hidden = self.hidden(anchor, n_rows, context)
-        logits = self.logits(self.for_head(hidden))
+        ids, unary, largest = self.candidates(self.for_head(hidden))
         pick = Picking(self.temperature, self.seed, context.length)
-        path = self.model.candidate_selector(hidden, logits, anchor, pick)
-        finite = mx.isfinite(mx.max(logits, axis=-1)).all() & mx.isfinite(path.scores).all()
+        path = self.model.candidate_selector(hidden, ids, unary, anchor, pick)
+        finite = mx.isfinite(largest).all() & mx.isfinite(path.scores).all()
         candidates = None
         if self.temperature > 0:
             candidates = Candidates(path.ids, mx.softmax(path.scores / self.temperature, axis=-1))
         return Block(path.tokens[None], finite, candidates)
+
+    def candidates(self, hidden: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """Return ids and logits [B - 1, K] of the candidates, best first, and a bound [B - 1].
+
+        The bound of a row is finite if all its logits are finite.
+        """
+        if (found := self.fused_candidates(hidden)) is not None:
+            return found.tokens, found.logits, found.log_sum_exp
+        logits, top_k = self.logits(hidden)[0], self.model.candidate_selector.top_k
+        ids = mx.argpartition(logits, -top_k, axis=-1)[:, -top_k:]
+        unary = mx.take_along_axis(logits, ids, axis=-1)
+        # Noise is drawn per candidate in this order, which argpartition leaves open.
+        order = mx.argsort(-unary, axis=-1)
+        ids, unary = (mx.take_along_axis(array, order, axis=-1) for array in (ids, unary))
+        return ids, unary, mx.max(logits, axis=-1)
