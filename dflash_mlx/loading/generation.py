@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_mlx.config import SamplingConfig
-from dflash_mlx.errors import BadCheckpoint, BadRequest
+from dflash_mlx.errors import BadCheckpoint
 from dflash_mlx.system.foreign import quoted
 from dflash_mlx.system.json_file import read_json
 
@@ -62,7 +62,7 @@ def _sampling(generation: Mapping[str, Any], notices: list[str]) -> SamplingConf
             continue  # a common spelling of off
         try:
             SamplingConfig(**{**usable, key: value})
-        except (BadRequest, TypeError):
+        except Exception:  # noqa: BLE001  any value of JSON may stand here
             notices.append(
                 f"{FILE}: {key} is {quoted(value)}, which is out of range; using "
                 f"{_OFF.get(key, usable.get(key))}"

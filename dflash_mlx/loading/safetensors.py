@@ -18,8 +18,10 @@ from dflash_mlx.system.foreign import quoted, reading, shorten
 
 _MAX_HEADER_BYTES = 100_000_000
 """The limit of the format."""
+_MAX_DIMENSION = 2**31
+"""MLX's limit of one dimension of an array."""
 _MAX_COUNT = 2**63
-"""Sizes above this overflow the 64-bit arithmetic of every other reader."""
+"""The library refuses products of sizes that overflow 64 bits, even beside a size of 0."""
 
 ITEM_BYTES: Mapping[str, int] = {
     **{"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1},
@@ -112,12 +114,15 @@ def _entry(name: str, fields: Any, start: int, size: int, path: Path) -> TensorE
         raise BadCheckpoint(f"{where} needs dtype, shape and data_offsets; {_DAMAGED}")
     dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
     for key, value in (("shape", shape), ("data_offsets", offsets)):
-        if not isinstance(value, list) or not all(
-            type(number) is int and number < _MAX_COUNT for number in value
-        ):
+        if not isinstance(value, list) or not all(type(number) is int for number in value):
             raise BadCheckpoint(
                 f"{where} has {key} {quoted(value)}; it needs whole numbers. Download it again"
             )
+    if any(number >= _MAX_DIMENSION for number in shape):
+        raise UnsupportedModel(
+            f"{where} has shape {quoted(shape)}; MLX holds dimensions below {_MAX_DIMENSION}. Use "
+            "another model"
+        )
     if len(offsets) != 2 or not offsets[0] <= offsets[1]:
         raise BadCheckpoint(
             f"{where} has data_offsets {quoted(offsets)}; it needs a start and an end. "

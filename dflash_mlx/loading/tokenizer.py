@@ -54,7 +54,10 @@ class Tokenizer:
         with reading(folder, "the tokenizer"):
             # without False, transformers offers on stdin to run the repository's code
             wrapper = load_wrapper(folder, {"trust_remote_code": False})
-            return cls(wrapper, eos_token_ids)
+            tokenizer = cls(wrapper, eos_token_ids)
+            # some damage shows at the first use only
+            tokenizer.decode(tokenizer.encode("text"))
+            return tokenizer
 
     @property
     def has_template(self) -> bool:

@@ -5,6 +5,7 @@ import struct
 
 import numpy as np
 import pytest
+import safetensors
 
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
 from dflash_mlx.loading.safetensors import read_checkpoint
@@ -26,7 +27,7 @@ FLOATS = ("F32", (2, 3), np.arange(6, dtype=np.float32).tobytes())
 def test_a_shape_that_contradicts_its_bytes_is_refused(tmp_path, dtype, shape, raw):
     """A wrong size reads bytes of other tensors, or past the end of the file."""
     save_numpy(tmp_path / "model.safetensors", {"w": (dtype, shape, raw)})
-    with pytest.raises(BadCheckpoint, match=r"'w'|negative"):
+    with pytest.raises((BadCheckpoint, UnsupportedModel), match=r"'w'|negative"):
         read_checkpoint(tmp_path)
 
 
@@ -120,4 +121,25 @@ def test_several_files_without_an_index_are_refused(tmp_path):
     for name in ("a", "b"):
         save_numpy(tmp_path / f"{name}.safetensors", {"w": FLOATS})
     with pytest.raises(BadCheckpoint, match="and no model"):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"w": [-4, 0]}, {"w": [0, 3]}, {"v": [20, 28]}, {"v": [28, 36]}, {"w": [4, 28], "v": [0, 24]}],
+)
+def test_shifted_tensors_are_refused_as_the_reference_library_does(tmp_path, changes):
+    """MLX reads such a file, and the text is that of other weights."""
+    header = {
+        "w": {"dtype": "F32", "shape": [6], "data_offsets": [0, 24]},
+        "v": {"dtype": "F32", "shape": [2], "data_offsets": [24, 32]},
+    }
+    for name, offsets in changes.items():
+        header[name]["data_offsets"] = offsets
+    text = json.dumps(header).encode()
+    raw = struct.pack("<Q", len(text)) + text + b"\0" * 36
+    (tmp_path / "model.safetensors").write_bytes(raw)
+    with pytest.raises(safetensors.SafetensorError):
+        safetensors.deserialize(raw)
+    with pytest.raises(BadCheckpoint):
         read_checkpoint(tmp_path)
