@@ -102,6 +102,8 @@ class ConvertConfig:
         keep_undivided: leave a weight unquantized if groups do not divide its rows.
         verify: compare the result with the source.
         force: replace a model in the output folder.
+        keep_original: download a source from the hub completely into the hub cache and keep it;
+            otherwise its shards are downloaded, converted and deleted one at a time.
         shard_bytes: largest size of one file of weights, in bytes.
 
     Raises:
@@ -122,6 +124,7 @@ class ConvertConfig:
     keep_undivided: bool = False
     verify: bool = True
     force: bool = False
+    keep_original: bool = False
     shard_bytes: int = 5_000_000_000
 
     def __post_init__(self) -> None:

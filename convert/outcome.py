@@ -68,14 +68,19 @@ def plan_table(config: ConvertConfig, jobs: Sequence[ConversionJob]) -> dict[str
     """Return a planned conversion as one JSON object; sizes are in bytes.
 
     `disk_bytes` is the size of the result, `peak_bytes` the memory without verification.
+    `download_bytes` is the size of sources that are downloaded by shards, of which at most
+    `shard_bytes` are on the disk at a time; both are 0 for other sources.
     """
     out = output_folder(config, jobs)
+    remote = [job.source.shards for job in jobs if job.source.shards]
     return {
         "out": str(out),
         "models": [_facts(job) | {"described": job.source.described()} for job in jobs],
         "disk_bytes": sum(job.plan.n_bytes for job in jobs),
         "free_bytes": free_bytes(out),
         "peak_bytes": max(job.peak_bytes for job in jobs),
+        "download_bytes": sum(shards.n_bytes for shards in remote),
+        "shard_bytes": max((shards.largest_download() for shards in remote), default=0),
     }
 
 

@@ -4,17 +4,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-ConversionPhase = Literal["plan", "calibrate", "write", "shard", "files", "check", "publish"]
+ConversionPhase = Literal[
+    "plan", "calibrate", "download", "write", "shard", "files", "check", "publish"
+]
 
 
 @dataclass(frozen=True)
 class ConversionProgress:
-    """One report: `done` of `total`, in source bytes for "write" and "check", else in steps."""
+    """One report: `done` of `total`.
+
+    Both are bytes of the source in the phases "download", "write" and "check", else steps.
+    `bytes_per_s` is the throughput of the current download; `seconds_left` estimates the time
+    until the end of download and conversion. Both are None where they are not known.
+    """
 
     phase: ConversionPhase
     done: int
     total: int
     detail: str = ""
+    bytes_per_s: float | None = None
+    seconds_left: float | None = None
 
 
 ProgressCallback = Callable[[ConversionProgress], None]

@@ -179,11 +179,17 @@ class RegroupedRows:
     dtype: str
     shape: tuple[int, ...]
 
+    def inner_range(self, start: int, stop: int) -> tuple[int, int]:
+        """Return the range of the inner rows that hold rows `start` to `stop`."""
+        ours = row_width(self.shape) * item_bytes(self.dtype)
+        theirs = row_width(self.rows.shape) * item_bytes(self.rows.dtype)
+        return start * ours // theirs, -(-stop * ours // theirs)
+
     def read(self, start: int, stop: int) -> Carrier:
         """Return rows `start` to `stop`."""
         ours = row_width(self.shape) * item_bytes(self.dtype)
         theirs = row_width(self.rows.shape) * item_bytes(self.rows.dtype)
-        first, last = start * ours // theirs, -(-stop * ours // theirs)
+        first, last = self.inner_range(start, stop)
         raw = np.ascontiguousarray(self.rows.read(first, last)).reshape(-1).view(np.uint8)
         skipped = start * ours - first * theirs
         wanted = raw[skipped : skipped + (stop - start) * ours]

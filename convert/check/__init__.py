@@ -4,5 +4,6 @@ It must not know how files are written.
 """
 
 __all__ = [
+    "tensor_errors",
     "verification",
 ]

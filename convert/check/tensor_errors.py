@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +50,36 @@ def check_names(job: ConversionJob, folder: Path) -> dict[str, Rows]:
                 "--force"
             )
     return written
+
+
+def piece_meter(
+    job: ConversionJob, folder: Path
+) -> Callable[[PlannedTensor, int, int], tuple[float, float, float]]:
+    """Return a function that compares written rows of a planned tensor with the source.
+
+    It takes the tensor, the first row and the row after the last, and returns the sums of squares
+    of difference and source, and the largest difference. The files in `folder` need headers.
+    """
+    written: dict[str, Rows] = {}
+    lock = threading.Lock()
+
+    def measure(output: PlannedTensor, start: int, stop: int) -> tuple[float, float, float]:
+        with lock:
+            if not written:
+                written.update(check_names(job, folder))
+        return _difference(output, _result_rows(output, written), start, stop, job.source.name)
+
+    return measure
+
+
+def combined_errors(
+    pieces: Iterable[tuple[PlannedTensor, tuple[float, float, float]]],
+) -> list[TensorError]:
+    """Return the error of every tensor from the results of a `piece_meter`."""
+    sums: dict[str, list[tuple[float, float, float]]] = {}
+    for output, found in pieces:
+        sums.setdefault(output.name, []).append(found)
+    return [_error(name, parts) for name, parts in sums.items()]
 
 
 def measure_errors(

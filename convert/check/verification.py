@@ -18,6 +18,11 @@ N_WORST = 10
 """Rows of the table of tensors with the largest errors."""
 
 
+_ORIGINAL_DELETED = (
+    "the original weights were deleted shard by shard; add --keep-original to keep them"
+)
+
+
 @dataclass(frozen=True)
 class VerificationReport:
     """The result of verifying one model.
@@ -48,9 +53,15 @@ class VerificationReport:
 
 
 def verify_model(
-    job: ConversionJob, jobs: Sequence[ConversionJob], folder: Path, watch: ProgressCallback
+    job: ConversionJob,
+    jobs: Sequence[ConversionJob],
+    folder: Path,
+    watch: ProgressCallback,
+    streamed: Sequence[TensorError] | None = None,
 ) -> VerificationReport:
     """Return the report for `job`, one of `jobs`, whose output is in `folder`.
+
+    `streamed` holds the errors that were measured while the source was on the disk.
 
     Raises:
         BadCheckpoint: a tensor is missing, misshapen or reads back differently.
@@ -64,9 +75,12 @@ def verify_model(
         done += n_bytes
         watch(ConversionProgress("check", done, job.n_source_bytes, job.source.name))
 
-    errors = measure_errors(job, written, advance)
+    errors = measure_errors(job, written, advance) if streamed is None else list(streamed)
     facts: dict[str, Any] = {}
-    if job.draft is None:
+    if streamed is not None:
+        comparison = "divergence" if job.draft is None else "acceptance"
+        facts[f"{comparison}_skipped"] = _ORIGINAL_DELETED
+    elif job.draft is None:
         facts["divergence"], facts["divergence_skipped"] = compare_targets(
             job, written, folder / job.folder, watch
         )

@@ -59,10 +59,14 @@ class ComputedRows:
         return wanted
 
     @property
+    def inputs(self) -> list[Rows]:
+        """The tensors that the value depends on."""
+        return [self._tensors[name] for name in sorted(self._needed)]
+
+    @property
     def peak_bytes(self) -> int:
         """Bytes in memory while the value is computed: inputs and output, each in two copies."""
-        needed = [self._tensors[name] for name in self._needed]
-        inputs = sum(n_bytes(rows.dtype, rows.shape) for rows in needed)
+        inputs = sum(n_bytes(rows.dtype, rows.shape) for rows in self.inputs)
         return 2 * inputs + 2 * n_bytes(self.dtype, self.shape)
 
     def _computed(self) -> Carrier:

@@ -21,7 +21,7 @@ from dflash_mlx.convert.progress import ProgressCallback
 from dflash_mlx.convert.sources.source import ModelSource
 from dflash_mlx.convert.tensors import CHUNK_BYTES, FLOAT_NAMES, Rows, n_bytes
 from dflash_mlx.convert.workers import N_WORKERS
-from dflash_mlx.errors import BadCheckpoint
+from dflash_mlx.errors import BadCheckpoint, BadRequest
 from dflash_mlx.models.draft.config import DraftConfig
 from dflash_mlx.system.foreign import reading
 
@@ -149,6 +149,11 @@ def _recipe(
     if default and source.is_draft:
         name = "draft"
     if name and name.partition(":")[0] == "auto":
+        if source.shards:
+            raise BadRequest(
+                f"recipe auto runs {source.name} before it is converted, which needs all of its "
+                "weights; add --keep-original to download them first"
+            )
         return auto_recipe(name, source, layout, values, config.base, watch)
     return named_recipe(name, config.base)
 
@@ -188,11 +193,15 @@ def fingerprint(jobs: Sequence[ConversionJob], config: ConvertConfig) -> str:
     facts: list[Any] = [version("mlx"), config.described(), config.verify]
     for job in jobs:
         location = job.source.location
-        files = [location.file] if location.file else sorted(location.folder.iterdir())
-        stamps = [
-            (path.name, path.stat().st_size, path.stat().st_mtime_ns)
-            for path in files
-            if path.is_file()
-        ]
+        if job.source.shards:
+            remote = job.source.shards.remote
+            stamps: list[Any] = [(name, remote[name].digest) for name in sorted(remote)]
+        else:
+            files = [location.file] if location.file else sorted(location.folder.iterdir())
+            stamps = [
+                (path.name, path.stat().st_size, path.stat().st_mtime_ns)
+                for path in files
+                if path.is_file()
+            ]
         facts.append([location.name, location.revision, job.plan.fingerprint(), stamps])
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -7,6 +7,7 @@ __all__ = [
     "gguf",
     "location",
     "pairing",
+    "remote_shards",
     "sample_text",
     "side_files",
     "source",

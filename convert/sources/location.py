@@ -4,15 +4,20 @@ import datetime
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash_mlx.errors import BadRequest, DFlashError
+from dflash_mlx.errors import BadRequest
 from dflash_mlx.hub import resolve as hub
 from dflash_mlx.hub.pins import Pins
 from dflash_mlx.pairs import registry
+from dflash_mlx.system.foreign import reason
 from dflash_mlx.system.paths import is_there, typed_path
 from dflash_mlx.system.settings import settings_folder
 
 _SUFFIXES = (".gguf", ".safetensors", ".bin", ".pt")
-_CARD_PATTERNS = ("README*", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
+CARD_PATTERNS = ("README*", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
+
+
+_TIMEOUT_S = 10.0
+"""Seconds to wait for the hub's answer; huggingface_hub's own default."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,32 @@ def locate(
     return SourceLocation(reference, found.path, None, found.revision, date)
 
 
+def hub_repository(reference: str, revision: str | None) -> tuple[str, str | None] | None:
+    """Return repository and revision of a reference that is not completely on this machine.
+
+    None means a local path, an installed package, or a model in the hub cache.
+
+    Raises:
+        UnknownModel: the reference is neither a path nor the name of a repository.
+    """
+    if is_there(typed_path(reference)):
+        return None
+    card = registry.find(reference)
+    reference = known_repository(reference)
+    revision = revision or (card.target_revision if card else None)
+    if reference.startswith(("wheel:", "package:")):
+        return None
+    hub.check_hub_id(reference)
+    found = hub.find_here(reference, pins=Pins(settings_folder()), revision=revision)
+    return None if found else (reference, revision)
+
+
+def known_repository(reference: str) -> str:
+    """Return the repository that a known name stands for; other references are unchanged."""
+    card = registry.find(reference)
+    return card.target if card else reference
+
+
 def _local(path: Path) -> SourceLocation:
     name = path.resolve().name
     if path.is_dir():
@@ -93,14 +124,24 @@ def _download_cards(repository: str, revision: str, on_step: hub.OnStep) -> str 
     from fnmatch import fnmatch
 
     from huggingface_hub import HfApi, hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
 
     try:
-        info = HfApi().model_info(repository, revision=revision, timeout=10.0)
+        info = HfApi().model_info(repository, revision=revision, timeout=_TIMEOUT_S)
         for file in info.siblings or ():
-            if any(fnmatch(file.rfilename, pattern) for pattern in _CARD_PATTERNS):
+            if any(fnmatch(file.rfilename, pattern) for pattern in CARD_PATTERNS):
                 hf_hub_download(repository, file.rfilename, revision=revision)
-    except (HfHubHTTPError, HTTPError, OfflineModeIsEnabled, OSError, DFlashError) as error:
-        on_step(f"{repository}: no model card and licence downloaded ({type(error).__name__})")
+    except Exception as error:  # noqa: BLE001  whatever the answer, the conversion continues
+        on_step(f"{repository}: no model card and licence downloaded ({reason(error)})")
         return None
     return info.last_modified.date().isoformat() if info.last_modified else None
+
+
+def revision_date(repository: str, revision: str) -> str | None:
+    """Return the day of a commit on the hub; None if the hub does not answer it."""
+    from huggingface_hub import HfApi
+
+    try:
+        info = HfApi().model_info(repository, revision=revision, timeout=_TIMEOUT_S)
+        return info.last_modified.date().isoformat() if info.last_modified else None
+    except Exception:  # noqa: BLE001  only the model card lacks the day then
+        return None

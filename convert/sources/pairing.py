@@ -1,15 +1,17 @@
 """Opens the source of a conversion, and its draft, and checks that the two belong together."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dflash_mlx.convert.options import ConvertConfig
 from dflash_mlx.convert.progress import ConversionProgress, ProgressCallback
-from dflash_mlx.convert.sources.location import SourceLocation, locate
+from dflash_mlx.convert.sources.hub_source import open_hub_source
+from dflash_mlx.convert.sources.location import SourceLocation, hub_repository, locate
 from dflash_mlx.convert.sources.source import ModelSource, open_source
 from dflash_mlx.errors import BadRequest
 from dflash_mlx.loading.compatibility import check_pair, configured_dimensions
 from dflash_mlx.pairs import registry
-from dflash_mlx.pairs.manifest import DRAFT_FOLDER, FILE
+from dflash_mlx.pairs.manifest import DRAFT_FOLDER, FILE, Manifest
+from dflash_mlx.system.foreign import reading
 
 
 def open_sources(config: ConvertConfig, watch: ProgressCallback) -> dict[str, ModelSource]:
@@ -24,14 +26,28 @@ def open_sources(config: ConvertConfig, watch: ProgressCallback) -> dict[str, Mo
     def report(text: str) -> None:
         watch(ConversionProgress("plan", 0, 1, text))
 
-    sources = {"": open_source(locate(config.source, config.revision, report))}
+    keep = config.keep_original
+    sources = {"": _open(config.source, config.revision, keep, report)}
     if config.draft:
         draft, revision = _draft(config)
-        sources[DRAFT_FOLDER] = open_source(locate(draft, revision, report))
+        sources[DRAFT_FOLDER] = _open(draft, revision, keep, report)
     elif inner := _inner_draft(sources[""]):
         sources[DRAFT_FOLDER] = open_source(inner)
     _check_sources(list(sources.values()))
+    for source in sources.values():
+        with reading(source.location.folder / FILE, "the pair card", "delete it"):
+            Manifest.read(source.location.folder)  # copied at the end, so checked at the start
     return sources
+
+
+def _open(
+    reference: str, revision: str | None, keep_original: bool, report: Callable[[str], None]
+) -> ModelSource:
+    """Open a source: a local or cached one as it is, one on the hub for download by shards."""
+    repository = hub_repository(reference, revision)
+    if repository is None or keep_original:
+        return open_source(locate(reference, revision, report))
+    return open_hub_source(*repository, report)
 
 
 def _draft(config: ConvertConfig) -> tuple[str, str | None]:

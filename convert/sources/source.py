@@ -12,6 +12,7 @@ from dflash_mlx.convert import safetensors
 from dflash_mlx.convert.options import is_quantization
 from dflash_mlx.convert.sources import gguf, torch_files
 from dflash_mlx.convert.sources.location import SourceLocation
+from dflash_mlx.convert.sources.remote_shards import RemoteShards
 from dflash_mlx.convert.tensors import Rows
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
 from dflash_mlx.hub.download import spelled_bytes
@@ -38,6 +39,7 @@ class ModelSource:
         config: its `config.json`.
         tensors: its tensors by name, readable by row range.
         made: side files built from metadata (GGUF); empty if side files are in the folder.
+        shards: the weight files on the hub, if they are downloaded during the conversion.
     """
 
     location: SourceLocation
@@ -46,6 +48,7 @@ class ModelSource:
     config: Mapping[str, Any]
     tensors: Mapping[str, Rows]
     made: Mapping[str, bytes] = field(default_factory=dict)
+    shards: RemoteShards | None = None
 
     @property
     def is_draft(self) -> bool:
@@ -104,8 +107,7 @@ def open_source(location: SourceLocation) -> ModelSource:
         with reading(file, "the GGUF file", "download the model again"):
             model = gguf.open_gguf(file)
         return ModelSource(location, "target", "GGUF", model.config, model.tensors, model.made)
-    config = read_json(folder / "config.json")
-    _check_config(config, location.name)
+    config = checked_config(read_json(folder / "config.json"), location.name)
     with reading(file or folder, "the weights", "download the model again"):
         if file and suffix == ".safetensors":
             form, tensors = "safetensors", safetensors.read_file(file)
@@ -117,13 +119,15 @@ def open_source(location: SourceLocation) -> ModelSource:
             form, tensors = "PyTorch", torch_files.read_folder(folder)
     if not tensors:
         raise BadCheckpoint(f"{location.name} contains no weights; download the model again")
-    if config.get("quantization"):
-        form = "MLX"
-    if "speculators_model_type" in config:
-        form += " in speculators layout"
     with reading(folder / "config.json", "the kind of model", "download the model again"):
         kind = kind_of(config)
-    return ModelSource(location, kind, form, config, tensors)
+    return ModelSource(location, kind, source_form(config, form), config, tensors)
+
+
+def source_form(config: Mapping[str, Any], files: str) -> str:
+    """Return the format of a source for messages, from its configuration and its files' format."""
+    form = "MLX" if config.get("quantization") else files
+    return f"{form} in speculators layout" if "speculators_model_type" in config else form
 
 
 def kind_of(config: Mapping[str, Any]) -> ModelKind:
@@ -148,8 +152,13 @@ _MAX_DEPTH = 32
 """Nesting of a `config.json`; published ones have at most 5 levels. Writing a table recurses."""
 
 
-def _check_config(config: Mapping[str, Any], name: str) -> None:
-    """Check the keys that this package reads, and refuse quantization that MLX cannot use."""
+def checked_config(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a `config.json` after checking the keys that this package reads.
+
+    Raises:
+        BadCheckpoint: a value has the wrong type, or the file is nested too deeply.
+        UnsupportedModel: the weights are quantized in a way that MLX cannot use.
+    """
     for key, needed in _TYPES.items():
         value = config.get(key)
         if value is not None and not isinstance(value, needed):
@@ -173,16 +182,17 @@ def _check_config(config: Mapping[str, Any], name: str) -> None:
                 f"{name}: config.json has quantization {quoted(entry)}; it needs bits, group_size "
                 "and a mode that MLX supports, correct config.json"
             )
-        return
+        return config
     entry = config.get("quantization_config")
     method = entry.get("quant_method") if isinstance(entry, Mapping) else entry
     if entry and method not in _READ_BY_MLX_LM:
         if isinstance(entry, Mapping) and method is None and is_quantization(entry):
-            return
+            return config
         raise UnsupportedModel(
             f"{name} is already quantized by {quoted(method or entry)}, which MLX cannot use; "
             "convert the model that it was made from"
         )
+    return config
 
 
 def _depth(value: Any) -> int:

@@ -7,6 +7,8 @@ __all__ = [
     "cards",
     "destination",
     "model_card",
+    "pieces",
     "shards",
+    "streaming",
     "work_folder",
 ]

@@ -12,12 +12,15 @@ from typing import Any
 
 from dflash_mlx.convert.options import ConvertConfig
 from dflash_mlx.convert.plan.job import ConversionJob
+from dflash_mlx.convert.sources.location import known_repository
 from dflash_mlx.convert.sources.side_files import REPORT, side_files, write_side_files
 from dflash_mlx.convert.write.destination import default_name
 from dflash_mlx.convert.write.model_card import model_card
+from dflash_mlx.errors import BadCheckpoint
 from dflash_mlx.pairs import manifest, registry
 from dflash_mlx.pairs.manifest import Manifest, Origin, draft_facts, target_facts
-from dflash_mlx.pairs.model_files import INDEX
+from dflash_mlx.pairs.model_files import INDEX, is_complete
+from dflash_mlx.system.foreign import reading
 
 _KEPT_IF_UNCHANGED = ("README.md", manifest.FILE, REPORT)
 
@@ -117,3 +120,27 @@ def _thinking(jobs: Sequence[ConversionJob]) -> bool | None:
         known = registry.card_of_draft(name) if job.draft else registry.card_for(name)
         found.append(known.thinking if known else None)
     return next((thinking for thinking in found if thinking is not None), None)
+
+
+def is_conversion_of(folder: Path, config: ConvertConfig) -> bool:
+    """Return whether `folder` is a finished conversion of a hub source with these options.
+
+    Local sources have no revision, so a folder cannot be recognised as their conversion.
+    """
+    if not folder.is_dir() or not is_complete(folder):
+        return False
+    try:
+        with reading(folder / manifest.FILE, "the pair card"):
+            card = Manifest.read(folder)
+            if card is None or (config.draft is not None) != (card.draft_origin is not None):
+                return False
+            origin = card.target_origin or card.draft_origin
+            return (
+                origin is not None
+                and origin.source == known_repository(config.source)
+                and origin.revision is not None
+                and config.revision in (None, origin.revision)
+                and dict(origin.options) == config.described()
+            )
+    except BadCheckpoint:
+        return False

@@ -1,6 +1,5 @@
 """The output folder of a conversion: its path, its name, and the disk space for it."""
 
-import errno
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,7 +7,8 @@ from pathlib import Path
 
 from dflash_mlx.convert.options import ConvertConfig
 from dflash_mlx.convert.plan.job import ConversionJob
-from dflash_mlx.convert.write.work_folder import partial_folder
+from dflash_mlx.convert.sources.remote_shards import DISK_FULL
+from dflash_mlx.convert.write.work_folder import download_folder, partial_folder
 from dflash_mlx.errors import BadRequest, OutOfDisk
 from dflash_mlx.hub.download import free_bytes
 from dflash_mlx.system.paths import typed_path
@@ -43,6 +43,18 @@ def default_name(jobs: Sequence[ConversionJob]) -> str:
     return f"{name}-{bits}" if recipe.name == "uniform" else f"{name}-{recipe.name}-{bits}"
 
 
+def disk_bytes(jobs: Sequence[ConversionJob]) -> int:
+    """Return the bytes that a conversion needs on the disk: the results and one shard at hand."""
+    shards = [job.source.shards.largest_download() for job in jobs if job.source.shards]
+    return sum(job.plan.n_bytes for job in jobs) + max(shards, default=0)
+
+
+def _used_bytes(path: Path) -> int:
+    """Return the bytes that a file, which may be sparse, has on the disk."""
+    status = path.stat()
+    return min(status.st_size, status.st_blocks * 512)  # POSIX counts blocks of 512 bytes
+
+
 @contextmanager
 def disk_reserved(out: Path, jobs: Sequence[ConversionJob]) -> Iterator[None]:
     """Check that the result fits on the disk, and report a disk that fills up in between.
@@ -50,9 +62,13 @@ def disk_reserved(out: Path, jobs: Sequence[ConversionJob]) -> Iterator[None]:
     Raises:
         OutOfDisk: the disk has too little space, or became full; finished files are kept.
     """
-    needed = sum(job.plan.n_bytes for job in jobs)
-    partial = partial_folder(out)
-    present = sum(path.stat().st_size for path in partial.rglob("*.safetensors"))
+    needed = disk_bytes(jobs)
+    present = sum(
+        _used_bytes(path)
+        for folder in (partial_folder(out), download_folder(out))
+        for path in folder.rglob("*")
+        if path.is_file() and not path.is_symlink()
+    )
     if needed - present > (free := free_bytes(out)):
         raise OutOfDisk(
             f"{out} needs {needed - present} more bytes and its disk has {free} free; free some "
@@ -61,7 +77,7 @@ def disk_reserved(out: Path, jobs: Sequence[ConversionJob]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno not in DISK_FULL:
             raise
         raise OutOfDisk(
             f"the disk of {out} is full; free some space and run the same command again, finished "

@@ -6,7 +6,8 @@ It must not know how the files were planned.
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import mlx.core as mx
@@ -18,22 +19,16 @@ from dflash_mlx.convert.progress import ConversionProgress, ProgressCallback
 from dflash_mlx.convert.quantize import quantize_rows
 from dflash_mlx.convert.tensors import (
     Carrier,
-    chunks,
     from_mlx,
     is_finite,
-    item_bytes,
     mlx_dtype,
     n_bytes,
-    row_count,
-    row_width,
     to_mlx,
 )
 from dflash_mlx.convert.workers import run_all
+from dflash_mlx.convert.write.pieces import Piece, shard_pieces
 from dflash_mlx.convert.write.work_folder import WorkFolder, file_hash
 from dflash_mlx.errors import BadCheckpoint
-
-_Piece = tuple[PlannedTensor, int, int, int]
-"""A tensor, the file position of its data, and a range of its rows."""
 
 
 def write_weights(job: ConversionJob, work: WorkFolder, watch: ProgressCallback) -> None:
@@ -75,29 +70,32 @@ def write_shard(shard: ShardPlan, folder: Path, advance: Callable[[int], None], 
     header = shard.header()
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
-        _write(descriptor, header, 0)
+        write_at(descriptor, header, 0)
         lock = threading.Lock()
 
-        def work(piece: _Piece) -> None:
-            output, position, start, stop = piece
-            for part, rows in zip(
-                output.parts, stored_rows(output, start, stop, source), strict=True
-            ):
-                row_bytes = part.n_bytes // max(1, row_count(part.shape))
-                offset = position + start * row_bytes
-                _write(descriptor, np.ascontiguousarray(rows).data, offset)
-                _start_writeback(descriptor, offset, rows.nbytes)
-                position += part.n_bytes
+        def work(piece: Piece) -> None:
+            write_piece(descriptor, piece, source)
             with lock:
-                width = row_width(output.rows.shape) * item_bytes(output.rows.dtype)
-                advance((stop - start) * width)
+                advance(piece.n_source_bytes)
 
-        run_all(_pieces(shard, len(header)), work)
+        run_all(shard_pieces(shard), work)
         sha256 = file_hash(path)  # before the sync, so that the disk writes meanwhile
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
     return sha256
+
+
+def write_piece(descriptor: int, piece: Piece, source: str) -> int:
+    """Write the rows of a piece into its output file; return the CRC-32 of what was written."""
+    checksum = 0
+    parts = stored_rows(piece.output, piece.start, piece.stop, source)
+    for (offset, _), rows in zip(piece.ranges(), parts, strict=True):
+        data = np.ascontiguousarray(rows).data.cast("B")
+        write_at(descriptor, data, offset)
+        _start_writeback(descriptor, offset, rows.nbytes)
+        checksum = zlib.crc32(data, checksum)
+    return checksum
 
 
 def stored_rows(output: PlannedTensor, start: int, stop: int, source: str) -> list[Carrier]:
@@ -128,20 +126,14 @@ def stored_rows(output: PlannedTensor, start: int, stop: int, source: str) -> li
     return parts
 
 
-def _pieces(shard: ShardPlan, position: int) -> Iterator[_Piece]:
-    for output in shard.outputs:
-        for start, stop in chunks(output.rows):
-            yield output, position, start, stop
-        position += output.n_bytes
-
-
 def _start_writeback(descriptor: int, position: int, n_bytes: int) -> None:
     """Start writing a range to the disk, so that the final sync is short."""
     if sys.platform == "linux":
         os.posix_fadvise(descriptor, position, n_bytes, os.POSIX_FADV_DONTNEED)
 
 
-def _write(descriptor: int, raw: bytes | memoryview, position: int) -> None:
+def write_at(descriptor: int, raw: bytes | memoryview, position: int) -> None:
+    """Write all bytes at a position of a file."""
     view = memoryview(raw).cast("B")
     while view:
         written = os.pwrite(descriptor, view, position)

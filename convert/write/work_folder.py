@@ -1,7 +1,7 @@
 """The partial folder of a conversion and the journal from which an interrupted run resumes.
 
-Both are next to the output folder OUT: `.OUT.partial` holds the files, `.OUT.journal` lists the
-finished ones and is locked by the running process. OUT is always absent or complete.
+Next to the output folder OUT, `.OUT.partial` holds its files, `.OUT.download` the shard at hand,
+and `.OUT.journal` what is finished, locked by the running process. OUT is absent or complete.
 """
 
 import fcntl
@@ -9,23 +9,43 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from dflash_mlx.convert.sources.remote_shards import RemoteShards
 from dflash_mlx.errors import BadCheckpoint, BadRequest, UnsupportedModel
+from dflash_mlx.hub.download import Commit
 
 _PERMANENT = (BadCheckpoint, BadRequest, UnsupportedModel)
 """Failures that another run meets again, so that the partial output is removed."""
 
 
 class WorkFolder:
-    """Exclusive access to an output folder, from the first byte to the final rename."""
+    """Exclusive access to an output folder, from the first byte to the final rename.
 
-    def __init__(self, out: Path, fingerprint: str, force: bool) -> None:
+    `finished` maps complete files to their SHA-256; `records` maps other finished steps to what
+    `record` was given. Files named in `incomplete` may be partly written and are not removed when
+    a run resumes. With `wait`, entering waits for another conversion into the same folder.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        fingerprint: str,
+        force: bool,
+        incomplete: Collection[str] = (),
+        wait: bool = False,
+    ) -> None:
         self.out = out
         self.path = partial_folder(out)
+        self.downloads = download_folder(out)
+        self.spill = self.downloads / "spill"
         self.finished: dict[str, str] = {}
+        self.records: dict[str, str] = {}
+        self._incomplete = frozenset(incomplete)
+        self._wait = wait
         self._fingerprint = fingerprint
         self._force = force
         self._replaced = out.parent / f".{out.name}.replaced"
@@ -40,7 +60,7 @@ class WorkFolder:
         """
         try:
             self.out.parent.mkdir(parents=True, exist_ok=True)
-            self._journal = _locked(self._journal_path, self.out)
+            self._journal = _locked(self._journal_path, self.out, self._wait)
         except OSError as error:
             raise BadRequest(
                 f"cannot write {self._journal_path} ({error.strerror}); delete it if it is in the "
@@ -50,6 +70,7 @@ class WorkFolder:
             check_replaceable(self.out, self._force)
         except BadRequest:
             if not os.path.lexists(self.path):
+                _remove(self.downloads)
                 self._journal_path.unlink()
             self._journal.close()
             raise
@@ -72,6 +93,7 @@ class WorkFolder:
         assert self._journal is not None
         if isinstance(error, _PERMANENT):
             shutil.rmtree(self.path, ignore_errors=True)
+            shutil.rmtree(self.downloads, ignore_errors=True)
             self._journal_path.unlink(missing_ok=True)
         self._journal.close()
 
@@ -80,16 +102,29 @@ class WorkFolder:
         self.finished[name] = sha256
         self._append({"file": name, "sha256": sha256})
 
+    def record(self, step: str, content: str) -> None:
+        """Record that a step is finished and its output on the disk."""
+        self.records[step] = content
+        self._append({"step": step, "content": content})
+
+    def delete_download(self, shards: RemoteShards, name: str) -> None:
+        """Delete a shard from the download folder, after its step was recorded."""
+        remote = shards.remote[name]
+        commit = Commit(shards.commit.repository, shards.commit.sha, self.downloads)
+        for path in (commit.snapshot / name, commit.blob(remote), commit.partial(remote)):
+            path.unlink(missing_ok=True)
+
     def publish(self) -> None:
         """Rename the partial folder to OUT after all its files are on the disk."""
         assert self._journal is not None
         for path in [*self.path.rglob("*"), self.path]:
-            _sync(path)
+            sync(path)
         if self.out.exists():
             self.out.rename(self._replaced)
         self.path.rename(self.out)
-        _sync(self.out.parent)
+        sync(self.out.parent)
         shutil.rmtree(self._replaced, ignore_errors=True)
+        shutil.rmtree(self.downloads, ignore_errors=True)
         self._journal_path.unlink()
 
     def _resume(self, journal: IO[bytes]) -> None:
@@ -101,10 +136,14 @@ class WorkFolder:
             self.finished = {
                 line["file"]: line["sha256"] for line in lines[1:] if self._is_finished(line)
             }
+            self.records = {
+                line["step"]: line["content"] for line in lines[1:] if line.keys() == _STEP_KEYS
+            }
             self._remove_unfinished()
             journal.truncate(end)
             return
         _remove(self.path)
+        _remove(self.spill)
         self.path.mkdir()
         journal.truncate(0)
         self._append({"fingerprint": self._fingerprint})
@@ -124,7 +163,10 @@ class WorkFolder:
             if path.is_dir() and not path.is_symlink():
                 if not any(path.iterdir()):
                     path.rmdir()
-            elif str(path.relative_to(self.path)) not in self.finished:
+                continue
+            name = str(path.relative_to(self.path))
+            plain = path.is_file() and not path.is_symlink()
+            if name not in self.finished and not (plain and name in self._incomplete):
                 path.unlink()
 
     def _append(self, line: dict[str, str]) -> None:
@@ -143,6 +185,11 @@ def file_hash(path: Path) -> str:
 def partial_folder(out: Path) -> Path:
     """Return the folder that holds the files of an unfinished conversion into `out`."""
     return out.parent / f".{out.name}.partial"
+
+
+def download_folder(out: Path) -> Path:
+    """Return the folder that holds the shard at hand of a conversion into `out`."""
+    return out.parent / f".{out.name}.download"
 
 
 def check_replaceable(out: Path, force: bool) -> None:
@@ -166,12 +213,13 @@ def check_replaceable(out: Path, force: bool) -> None:
         )
 
 
-def _locked(path: Path, out: Path) -> IO[bytes]:
+def _locked(path: Path, out: Path, wait: bool) -> IO[bytes]:
     """Open and lock the journal; retry if the previous owner removed it in between."""
+    how = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
     while True:
         journal = path.open("a+b")
         try:
-            fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(journal, how)
         except BlockingIOError as error:
             journal.close()
             raise BadRequest(
@@ -201,8 +249,9 @@ def _journal_lines(journal: IO[bytes]) -> tuple[list[dict[str, str]], int]:
     return lines, end
 
 
-_MAX_JOURNAL_BYTES = 10_000_000
-"""A line has about 120 bytes, so this is 80,000 files of weights."""
+_STEP_KEYS = {"step", "content"}
+_MAX_JOURNAL_BYTES = 200_000_000
+"""The entry of a converted shard has about 80 bytes per 8 MB of weights, so this is 20 TB."""
 
 
 def _journal_line(raw: bytes) -> dict[str, str] | None:
@@ -223,7 +272,8 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Wait until a file or the entries of a folder are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -85,6 +85,14 @@ class ConvertOptions:
     force: Annotated[
         bool, typer.Option("--force", help="Replace a model in the output folder.")
     ] = False
+    keep_original: Annotated[
+        bool,
+        typer.Option(
+            "--keep-original",
+            help="Download a source from the hub completely and keep it in the hub cache; "
+            "otherwise its shards are converted and deleted one at a time.",
+        ),
+    ] = False
     as_json: JsonOption = False
     upload: Annotated[
         str | None,
@@ -118,6 +126,7 @@ def convert(options: ConvertOptions) -> None:
         keep_undivided=options.keep_undivided,
         verify=options.verify,
         force=options.force,
+        keep_original=options.keep_original,
     )
     if options.dry_run:
         _plan(config, options.as_json)
@@ -179,6 +188,7 @@ def _upload(terminal: Terminal, folder: Path, repository: str) -> str | None:
 
 _PHASES = {
     "calibrate": "calibrating",
+    "download": "downloading",
     "write": "writing",
     "check": "checking",
     "files": "writing side files",
@@ -218,16 +228,22 @@ class ConversionBars:
             self._terminal.log(report.detail, dim=True)
         elif report.phase != "shard":
             text = f"{_PHASES[report.phase]} {report.detail}".rstrip()
-            self._draw(text, report.done, report.total)
+            self._draw(text, report)
 
-    def _draw(self, text: str, done: int, total: int) -> None:
+    def _draw(self, text: str, report: "ConversionProgress") -> None:
+        done, total = report.done, report.total
         if self._bars:
             if text not in self._tasks:
                 self._tasks[text] = self._bars.add_task(text, total=total)
             self._bars.update(self._tasks[text], completed=done)
         elif time.monotonic() - self._logged_at > LOG_INTERVAL_S:
             self._logged_at = time.monotonic()
-            self._terminal.log(f"{text}: {100 * done // max(1, total)}%")
+            line = f"{text}: {100 * done // max(1, total)}%"
+            if report.bytes_per_s is not None:
+                line += f", {spelled_bytes(int(report.bytes_per_s))}/s"
+            if report.seconds_left is not None:
+                line += f", {report.seconds_left / 60:.0f} min left"
+            self._terminal.log(line)
 
 
 def _print_plan(terminal: Terminal, plan: dict[str, Any]) -> None:
@@ -244,6 +260,11 @@ def _print_plan(terminal: Terminal, plan: dict[str, Any]) -> None:
     terminal.log(f"  memory   about {spelled_bytes(plan['peak_bytes'])}")
     needed, free = spelled_bytes(plan["disk_bytes"]), spelled_bytes(plan["free_bytes"])
     terminal.log(f"  disk     {needed} of {free} free")
+    if plan["download_bytes"]:
+        terminal.log(
+            f"  download {spelled_bytes(plan['download_bytes'])} in shards of at most "
+            f"{spelled_bytes(plan['shard_bytes'])}, each deleted after it is converted"
+        )
     terminal.log(f"  into     {plan['out']}")
 
 

@@ -7,7 +7,9 @@ __all__ = [
     "data_file",
     "data_sets",
     "download",
+    "errors",
     "inventory",
+    "listing",
     "pins",
     "resolve",
 ]

@@ -109,12 +109,13 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"ETag": f'"{blob_name(name, content)}"', "X-Repo-Commit": self.hub.commit}
         if name in self.hub.damaged:
             content = bytes(len(content))
-        begin = 0
+        begin, size = 0, len(content)
         if wanted := self.headers.get("Range"):
             self.hub.ranges.append(wanted)
-            begin = int(wanted.removeprefix("bytes=").rstrip("-"))
-            headers["Content-Range"] = f"bytes {begin}-{len(content) - 1}/{len(content)}"
-        return self._answer(206 if begin else 200, content[begin:], headers, name)
+            first, _, last = wanted.removeprefix("bytes=").partition("-")
+            begin, content = int(first), content[: int(last) + 1] if last else content
+            headers["Content-Range"] = f"bytes {begin}-{len(content) - 1}/{size}"
+        return self._answer(206 if wanted else 200, content[begin:], headers, name)
 
     def _refuse(self, status: int, code: str = "") -> None:
         self._answer(status, b"{}", {"X-Error-Code": code} if code else {})
