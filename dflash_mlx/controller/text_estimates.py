@@ -11,8 +11,10 @@ _PRIOR_TRIES = 4.0
 _MEMORY = 0.97
 """Factor of old counts per observation, so about the last 33 observations decide."""
 
-_BUCKETS = 7
-"""Match lengths are grouped by powers of two; 64 and more are one group."""
+_PRIOR_FIRST = (0.20, 0.54, 0.76, 0.88, 0.94, 0.98, 0.99)
+_PRIOR_LATER = (0.69, 0.79, 0.87, 0.92, 0.95, 0.98, 0.99)
+"""Rates before anything is observed, for match lengths 1, 2-3, 4-7, ... and 64 or more: copies
+from the context in 269,280 tokens of SmolLM2-135M's own answers."""
 
 _COST_WEIGHT = 0.25
 """Weight of a new observation of a cost, as costs drift with the context length and the clock."""
@@ -31,8 +33,8 @@ class TextAcceptance:
     """Conditional acceptance rates of a text source: of the first token, and of each later one."""
 
     def __init__(self) -> None:
-        self._first = [_prior(1 - 1 / (1 + 2**bucket / 4)) for bucket in range(_BUCKETS)]
-        self._later = [_prior(1 - 1 / (3 + 2**bucket / 2)) for bucket in range(_BUCKETS)]
+        self._first = [[rate * _PRIOR_TRIES, _PRIOR_TRIES] for rate in _PRIOR_FIRST]
+        self._later = [[rate * _PRIOR_TRIES, _PRIOR_TRIES] for rate in _PRIOR_LATER]
 
     def observe(self, match_length: int, n_right: int, n_compared: int) -> None:
         """Take a proposal of which `n_right` of `n_compared` tokens agreed, the rest unknown."""
@@ -51,12 +53,8 @@ class TextAcceptance:
         return float(first * (1 - later**n_tokens) / (1 - later))
 
 
-def _prior(rate: float) -> list[float]:
-    return [rate * _PRIOR_TRIES, _PRIOR_TRIES]
-
-
 def _bucket(match_length: int) -> int:
-    return min(max(match_length, 1).bit_length(), _BUCKETS) - 1
+    return min(max(match_length, 1).bit_length(), len(_PRIOR_FIRST)) - 1
 
 
 def _count(counts: list[float], hits: int, tries: int) -> None:
