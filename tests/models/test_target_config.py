@@ -8,13 +8,14 @@ from dataclasses import asdict, is_dataclass
 import pytest
 
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
+from dflash_mlx.models.rope_config import read_rope, yarn_attention_factor
 from dflash_mlx.models.targets.config_file import (
     _DEFAULTS,
     _INTERVALS,
     _RENAMED,
     read_target_config,
 )
-from dflash_mlx.models.targets.config_keys import _POSITIVE, neutral_values
+from dflash_mlx.models.targets.config_keys import neutral_values
 from dflash_mlx.models.targets.model_types import MLX_LM_MODULES
 from dflash_mlx.models.targets.rope_spelling import ROPE_KEYS, ROPE_STYLES
 from tests.tiny_configs import CONFIGS
@@ -129,7 +130,13 @@ def test_the_tables_name_modules_and_keys_that_exist():
     for module in modules:
         read = set(inspect.signature(text_args(module)).parameters)
         applied = {"hidden_activation", "tie_word_embeddings"}  # read and not applied
-        applied |= {"attention_method", "zero_expert_type", "num_experts", "num_local_experts"}
+        applied |= {
+            "attention_method",
+            "zero_expert_type",
+            "num_experts",
+            "num_local_experts",
+            "gating",
+        }
         assert neutral_values(module).keys() & read <= applied
 
 
@@ -186,8 +193,11 @@ def test_every_spelling_of_a_scaled_rotary_embedding_is_read(name, spelling):
         ("llama", {"rope_scaling": {"rope_type": "longrope"}}, UnsupportedModel, "'longrope'"),
         ("llama", {"rope_scaling": {**LINEAR, "alpha": 8}}, UnsupportedModel, "'alpha'"),
         ("llama", {"rope_scaling": {**YARN, "truncate": False}}, UnsupportedModel, "truncate"),
-        ("llama", {"rope_scaling": {**YARN, "attention_factor": 1.0}}, UnsupportedModel,
-         "attention_factor is 1.0"),
+        ("llama", {"rope_scaling": {**YARN, "factor": 1.0, "attention_factor": 2.0}},
+         UnsupportedModel, "attention_factor is 2"),
+        ("laguna", {"gating": "per-element"}, UnsupportedModel, "gating to 'per-element'"),
+        ("glm_moe_dsa", {"indexer_types": ["full", "shared", "full"]}, UnsupportedModel, "indexer"),
+        ("qwen3_5", {"attn_output_gate": False}, UnsupportedModel, "attn_output_gate"),
         ("llama", {"partial_rotary_factor": 0.5}, UnsupportedModel, "partial_rotary_factor"),
         ("llama", {"rope_parameters": {"full_attention": ROPE, "sliding_attention": LINEAR}},
          BadCheckpoint, "rope_theta is 500.0 in one place"),
@@ -257,6 +267,38 @@ def test_scaling_extends_the_context(name, changes, length):
     assert read_target_config(config, "a file").context_length == length
 
 
-def test_sizes_of_the_tables_are_whole_numbers():
-    """The list of sizes is checked for every family."""
-    assert len(_POSITIVE) == len(set(_POSITIVE))
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {},
+        {"attention_factor": 1.0},
+        {"attention_factor": 1.3},
+        {"mscale": 0.7},
+        {"mscale": 1.0, "mscale_all_dim": 1.0},
+        {"mscale": 0.5, "mscale_all_dim": 1.0},
+        {"mscale_all_dim": 1.0},
+        {"mscale": 0.707, "mscale_all_dim": 0.707, "attention_factor": 1.1},
+    ],
+)
+def test_the_attention_factor_of_yarn_is_the_one_of_transformers(extra):
+    """mlx-lm ignores attention_factor, which Laguna is published with, and a lone mscale."""
+    from mlx_lm.models.rope_utils import initialize_rope
+
+    stated = {**YARN, **extra}
+    config = read_target_config(changed("llama", rope_scaling=stated), "a file")
+    rotation = initialize_rope(16, 1e4, False, dict(config.text["rope_scaling"]), 64)
+    expected = yarn_attention_factor(
+        next(iter(read_rope({"rope_scaling": stated}, "").values())).scaling
+    )
+    assert rotation.mscale == pytest.approx(expected, rel=1e-6)
+
+
+def test_laguna_is_read_as_published():
+    """Its YaRN has an attention factor, and a value beside the tables of the layer types."""
+    config = changed("laguna")
+    config["rope_parameters"]["full_attention"]["attention_factor"] = 1.0
+    config["rope_parameters"]["original_max_position_embeddings"] = 64
+    config["gating"] = "per-head"
+    made = arguments(read_target_config(config, "a file").values)
+    assert made["rope_parameters"]["full_attention"]["mscale"] == pytest.approx(0)
+    assert made["gating"] is True

@@ -90,6 +90,8 @@ def read_target_config(config: Mapping[str, Any], source: str) -> TargetConfig:
         )
     text = {**_DEFAULTS.get(module, {}), **_renamed(module, text, source)}
     text = _with_interval(module, text, source)
+    if text.get("gating") == "per-head":  # Laguna; mlx-lm's spelling is true
+        text["gating"] = True
     if module.startswith("gemma4"):
         text = _with_global_layers(text, source)
     check_keys(module, text, source)

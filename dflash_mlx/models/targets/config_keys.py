@@ -24,6 +24,8 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "final_logit_softcapping": _OFF,
     "full_attn_alpha_factor": _ONE,
     "full_attn_beta_factor": _ONE,
+    "layernorm_full_attention_beta": _ONE,
+    "layernorm_mlp_beta": _ONE,
     "hidden_act": (None, "silu", "swish"),
     "hidden_activation": (None, "silu", "swish"),
     "kv_lora_rank": _OFF,
@@ -79,6 +81,8 @@ _BY_MODULE: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "glm_moe_dsa": {
         **dict.fromkeys(("attention_bias", "kv_lora_rank", "n_routed_experts"), _READ),
         **_INTERLEAVED,
+        "index_topk_freq": _ONE,
+        "index_topk_pattern": (None,),
         "indexer_types": ("full",),
         "layer_types": (FULL, "indexed_attention", "deepseek_sparse_attention"),
     },
@@ -87,8 +91,11 @@ _BY_MODULE: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
         "num_local_experts": _READ,
         "tie_word_embeddings": (None, False),
     },
-    "laguna": dict.fromkeys(("attention_bias", "num_experts"), _READ),
-    "lfm2": {"use_pos_enc": (None, True)},
+    "laguna": {
+        **dict.fromkeys(("attention_bias", "num_experts"), _READ),
+        "gating": (None, True, False, "per-head"),
+    },
+    "lfm2": {"block_use_swiglu": (None, True), "use_pos_enc": (None, True)},
     "llama": dict.fromkeys(("attention_bias", "mlp_bias", "rope_traditional"), _READ),
     "longcat_flash": {
         **dict.fromkeys(
@@ -101,6 +108,7 @@ _BY_MODULE: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     },
     "minimax": {
         "attn_type_list": (1,),
+        "routed_scaling_factor": _ONE,
         "layer_types": (FULL,),
         "num_local_experts": _READ,
         "use_routing_bias": (None, True),
@@ -108,7 +116,10 @@ _BY_MODULE: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "muse_glimmer": {"final_logit_softcapping": _READ},
     "qwen2": {"attention_bias": (None, True), "layer_types": (FULL,), "rope_traditional": _READ},
     "qwen3": {"layer_types": (FULL,)},
-    "qwen3_5": dict.fromkeys(("attention_bias", "num_experts"), _READ),
+    "qwen3_5": {
+        **dict.fromkeys(("attention_bias", "num_experts"), _READ),
+        "attn_output_gate": (None, True),
+    },
     "qwen3_moe": {"layer_types": (FULL,), "num_experts": _READ},
     "qwen3_next": dict.fromkeys(("attention_bias", "num_experts"), _READ),
 }

@@ -109,10 +109,10 @@ def spell_rope(
     partial = rope.partial_rotary_factor or style.partial
     if style.spelling == "table":
         given = {} if partial is None else {"partial_rotary_factor": partial}
-        return {"rope_parameters": {**rope.table(), "rope_theta": theta, **given}}
+        return {"rope_parameters": {**_table(rope), "rope_theta": theta, **given}}
     keys: dict[str, Any] = {"rope_theta": theta}
     if style.spelling == "flat" or module == "glm4_moe":
-        keys["rope_scaling"] = None if rope.kind == "default" else rope.table()
+        keys["rope_scaling"] = None if rope.kind == "default" else _table(rope)
     if module == "minimax":
         keys["rotary_dim"] = _rotary_dim(rope, text, source)
     elif partial is not None:
@@ -143,17 +143,33 @@ def _check_supported(module: str, style: RopeStyle, rope: RopeConfig, source: st
             f"{source}: truncate is false in the YaRN scaling, which mlx-lm does not support; "
             "remove it, or use another model"
         )
-    stated = scaling.pop("attention_factor", None)
-    if stated is not None and not math.isclose(stated, yarn_attention_factor(scaling)):
+    if scaling["factor"] <= 1 and yarn_attention_factor(scaling) != 1:
         raise UnsupportedModel(
-            f"{source}: attention_factor is {stated} in the YaRN scaling; mlx-lm supports "
-            f"{yarn_attention_factor(scaling):.6g} only. Use another model"
+            f"{source}: attention_factor is {yarn_attention_factor(scaling):g} with a YaRN factor "
+            f"of {scaling['factor']:g}; mlx-lm supports 1 there. Use another model"
         )
-    if "mscale_all_dim" in scaling and "mscale" not in scaling:
-        raise UnsupportedModel(
-            f"{source}: the YaRN scaling has mscale_all_dim without mscale, which mlx-lm does not "
-            "support; use another model"
-        )
+
+
+def _table(rope: RopeConfig) -> dict[str, Any]:
+    """Return the `rope_scaling` table of mlx-lm, which has the attention factor as mscale.
+
+    mlx-lm multiplies queries and keys by (0.1 mscale ln(factor) + 1) / (0.1 all ln(factor) + 1)
+    with `all` = mscale_all_dim, 0 by default, and does not read attention_factor.
+    """
+    table = rope.table()
+    if rope.kind != "yarn" or table["factor"] <= 1:
+        return table
+    attention_factor = yarn_attention_factor(table)
+    table.pop("attention_factor", None)
+    if math.isclose(attention_factor, yarn_attention_factor({**table, "mscale": None})) and (
+        "mscale_all_dim" not in table
+    ):
+        return table  # mlx-lm's default
+    if "mscale" in table and math.isclose(attention_factor, yarn_attention_factor(table)):
+        return table
+    slope = 0.1 * math.log(table["factor"])
+    of_all = slope * table.get("mscale_all_dim", 0) + 1
+    return {**table, "mscale": (attention_factor * of_all - 1) / slope}
 
 
 def _theta(rope: RopeConfig, default: float | None, source: str) -> float:
@@ -178,7 +194,7 @@ def _by_layer(module: str, ropes: Mapping[str, RopeConfig], source: str) -> dict
         if rope is not None:
             partial = rope.partial_rotary_factor
             tables[layer_type] = {
-                **rope.table(),
+                **_table(rope),
                 "rope_theta": _theta(rope, None, source),
                 "partial_rotary_factor": 1.0 if partial is None else partial,
             }
@@ -198,7 +214,7 @@ def _gemma3(
         )
     return {
         "rope_theta": _theta(rope, ROPE_STYLES["gemma3"].theta, source),
-        "rope_scaling": None if rope.kind == "default" else rope.table(),
+        "rope_scaling": None if rope.kind == "default" else _table(rope),
         "rope_local_base_freq": _theta(local, _LOCAL_THETA, source),
     }
 
@@ -211,6 +227,9 @@ def _rotary_dim(rope: RopeConfig, text: Mapping[str, Any], source: str) -> int:
             raise BadCheckpoint(f"{source}: rotary_dim is {quoted(stated)}; it needs a number > 0")
         return stated
     head_dim = text.get("head_dim")
+    hidden, heads = text.get("hidden_size"), text.get("num_attention_heads")
+    if head_dim is None and isinstance(hidden, int) and isinstance(heads, int):
+        head_dim = hidden // heads
     if not isinstance(head_dim, int):
         raise BadCheckpoint(f"{source}: head_dim is {quoted(head_dim)}; it needs a whole number")
     factor = 1.0 if rope.partial_rotary_factor is None else rope.partial_rotary_factor
