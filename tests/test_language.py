@@ -86,8 +86,10 @@ def test_strings_and_comments_are_plain_english(file):
 @pytest.mark.parametrize("file", DOCUMENTS, ids=lambda file: str(file.relative_to(ROOT)))
 def test_documents_are_plain_english(file):
     """The same for what is read first."""
-    lines = file.read_text(encoding="utf-8").splitlines()
-    assert found(enumerate(lines, 1)) == []
+    lines = enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
+    # the changelog's table of renames has the old names
+    renames = file.name == "CHANGELOG.md"
+    assert found((n, line) for n, line in lines if not (renames and line.startswith("|"))) == []
 
 
 KERNELS = sorted([*ROOT.glob("metal/*.metal"), *ROOT.glob("metal/*.h")])
