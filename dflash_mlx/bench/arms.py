@@ -7,7 +7,7 @@ Plain decoding is mlx-lm's `generate_step` on the target's own arrays; DFlash ru
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from dflash_mlx.bench.suites import BenchPrompt
@@ -70,18 +70,23 @@ class PlainArm:
 
 @dataclass(frozen=True)
 class DFlashArm:
-    """Our engine with a fixed block size, or with the block-size controller (None)."""
+    """Our engine with a fixed block size, or with the block-size controller (None).
+
+    `copies` also proposes draft tokens copied from the context.
+    """
 
     block: int | None = None
+    copies: bool = False
 
     @property
     def name(self) -> str:
-        """`block N`, or `auto`."""
-        return AUTO if self.block is None else f"block {self.block}"
+        """`block N` or `auto`, with ` + copies` if they are used."""
+        name = AUTO if self.block is None else f"block {self.block}"
+        return f"{name} + copies" if self.copies else name
 
     def answer(self, engine: Engine, prompt: BenchPrompt, n_tokens: int) -> ArmAnswer:
         """Return the engine's answer, timed as a caller of `stream` receives it."""
-        config = _greedy(n_tokens, self.block)
+        config = replace(_greedy(n_tokens, self.block), copies=self.copies)
         began = start = time.perf_counter()
         tokens: list[int] = []
         marks: list[tuple[int, float]] = []

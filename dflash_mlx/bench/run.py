@@ -21,7 +21,7 @@ class BenchConfig:
     """What to measure: fixed block sizes in addition to auto, and prompts of `contexts` tokens.
 
     A prompt of `contexts` tokens is a long document of at least this length. `cool_down_s` is the
-    pause before each answer, in seconds.
+    pause before each answer, in seconds. `copies` adds auto with tokens copied from the context.
     """
 
     n_tokens: int = 256
@@ -29,6 +29,7 @@ class BenchConfig:
     block_sizes: tuple[int, ...] = ()
     contexts: tuple[int, ...] = ()
     cool_down_s: float = 0.0
+    copies: bool = False
 
     def __post_init__(self) -> None:
         for option, value in (("--max-tokens", self.n_tokens), ("--repeats", self.repeats)):
@@ -118,7 +119,7 @@ def run(
 
 
 def arms_of(engine: Engine, config: BenchConfig) -> list[Arm]:
-    """Return the arms: plain decoding, auto, and each fixed block size.
+    """Return the arms: plain decoding, auto, auto with copies if wanted, and fixed block sizes.
 
     Raises:
         BadRequest: a block size is larger than the draft's.
@@ -128,7 +129,9 @@ def arms_of(engine: Engine, config: BenchConfig) -> list[Arm]:
     for block in config.block_sizes:
         if block > draft.block_size:
             raise BadRequest(f"--block-sizes has {block}; this draft needs 1 to {draft.block_size}")
-    return [PlainArm(PLAIN), DFlashArm(), *(DFlashArm(block) for block in config.block_sizes)]
+    fixed = [DFlashArm(block) for block in config.block_sizes]
+    copies = [DFlashArm(copies=True)] if config.copies else []
+    return [PlainArm(PLAIN), DFlashArm(), *copies, *fixed]
 
 
 def _check(engine: Engine, measured: BenchRun, index: int, arm: Arm, n_tokens: int) -> None:

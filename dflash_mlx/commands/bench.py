@@ -69,6 +69,9 @@ class BenchOptions:
         str,
         typer.Option(metavar="N,N,...", help="Also measure prompts of these lengths, in tokens."),
     ] = ""
+    copies: Annotated[
+        bool, typer.Option(help="Also measure auto with draft tokens copied from the context.")
+    ] = False
     cool_down: Annotated[float, typer.Option(help="Pause before each answer, in seconds.")] = 0.0
     html: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write the report as an HTML page.")
@@ -100,6 +103,7 @@ def bench(options: BenchOptions) -> None:
         parse_numbers("--block-sizes", options.block_sizes),
         parse_numbers("--contexts", options.contexts),
         options.cool_down,
+        options.copies,
     )
     _check(options)
     work = _prompts(options, config)

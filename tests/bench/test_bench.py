@@ -204,6 +204,16 @@ def test_arms_take_turns_in_coming_first(engine):
     assert sorted(firsts) == [AUTO, AUTO, PLAIN, PLAIN]
 
 
+def test_copies_are_an_arm_of_their_own(engine):
+    """Copies within auto would hide what the draft model gains."""
+    config = BenchConfig(n_tokens=12, repeats=1, copies=True)
+    measured = run(engine, PROMPTS[:1], config, lambda text: None)
+    answers = {sample.arm: sample.answer for sample in measured.samples}
+    assert list(answers) == [PLAIN, AUTO, "auto + copies"]
+    assert len({answer.tokens for answer in answers.values()}) == 1
+    assert "copy" not in answers[AUTO].stats.sources
+
+
 def test_verdict_is_off_where_drafting_loses(report):
     """A peer recommended drafting by acceptance: 88%, at half the throughput."""
     slow = [
