@@ -27,6 +27,7 @@ SHAPES = {
     # gigabytes: hidden, ffn, layers, heads, key/value heads, vocabulary
     "3": (2560, 9728, 11, 32, 8, 151936),
     "9": (3968, 12288, 21, 32, 8, 151936),
+    "1": (1536, 4096, 10, 12, 4, 151936),
     "tiny": (256, 512, 2, 4, 2, 2048),
 }
 SHARD_BYTES = 2_000_000_000
@@ -111,7 +112,14 @@ def report(rows: list[dict[str, object]]) -> None:
 
 
 def make_checkpoint(
-    folder: Path, hidden: int, ffn: int, layers: int, heads: int, kv_heads: int, vocab: int
+    folder: Path,
+    hidden: int,
+    ffn: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    vocab: int,
+    shard_bytes: int = SHARD_BYTES,
 ) -> int:
     """Write a qwen3 checkpoint of random bfloat16 values in shards; return its bytes."""
     folder.mkdir()
@@ -135,12 +143,12 @@ def make_checkpoint(
     _write_tokenizer(folder)
     shapes = dict(_shapes(hidden, ffn, layers, heads * 128, kv_heads * 128, vocab))
     shards: list[list[str]] = [[]]
-    room = SHARD_BYTES
+    room = shard_bytes
     for name, shape in shapes.items():
         size = 2 * int(np.prod(shape))
         if size > room and shards[-1]:
             shards.append([])
-            room = SHARD_BYTES
+            room = shard_bytes
         shards[-1].append(name)
         room -= size
     index = {}
