@@ -255,7 +255,7 @@ def write_tokenizers(folder: Path) -> None:
 
 
 def mutate_tokenizer(dice: Random, folder: Path) -> None:
-    names = ["tokenizer.json", "tokenizer_config.json", "config.json"]
+    names = ["tokenizer.json", "tokenizer_config.json"]  # config.json is checked before
     if (folder / "special_tokens_map.json").exists():
         names.append("special_tokens_map.json")
     mutate_json(dice, folder / dice.choice(names))

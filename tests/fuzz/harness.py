@@ -7,6 +7,7 @@ every run with one seed. For hours: `pytest tests/fuzz --fuzz-minutes 120 -s`.
 import collections
 import contextlib
 import importlib
+import itertools
 import json
 import os
 import pkgutil
@@ -190,12 +191,15 @@ def main(arguments: Sequence[str]) -> None:
 def _numbers(
     entries: Mapping[str, EntryPoint], cases: Mapping[str, int] | None, number: int, step: int
 ) -> Iterator[tuple[str, int]]:
-    case = number
-    while cases is None or case < max(cases.values()):
+    if cases is not None:
         for name in entries:
-            if cases is None or case < cases.get(name, 0):
-                yield name, case
-        case += step
+            yield from ((name, case) for case in range(number, cases.get(name, 0), step))
+        return
+    rounds = {name: max(1, entry.quick_cases // 50) for name, entry in entries.items()}
+    for turn in itertools.count():
+        for name, n_cases in rounds.items():
+            first = turn * n_cases
+            yield from ((name, case * step + number) for case in range(first, first + n_cases))
 
 
 class TimeoutReached(BaseException):

@@ -224,6 +224,7 @@ def test_every_spelling_of_a_scaled_rotary_embedding_is_read(name, spelling):
         ("qwen3_next", {"layer_types": ["linear_attention", "full_attention"] * 2,
                         "full_attention_interval": 4}, UnsupportedModel, "layer_types"),
         ("gemma4", {"per_layer_config": {"0": {"head_dim": 8}}}, UnsupportedModel, "per_layer"),
+        ("llama", {"layer_types": 5}, BadCheckpoint, "layer_types is 5"),
         ("llama", {"hidden_size": 0}, BadCheckpoint, "hidden_size is 0"),
         ("llama", {"num_hidden_layers": "3"}, BadCheckpoint, "num_hidden_layers is '3'"),
         ("llama", {"max_position_embeddings": -1}, BadCheckpoint, "max_position_embeddings"),

@@ -132,8 +132,10 @@ _SAME_AS = {
     "qwen3_5_moe": "qwen3_5",
 }
 
-_MAX_SIZE = 2**31
+_MAX_SIZE = 2**31 - 1
 """MLX's limit of one dimension of an array."""
+_MAX_LAYERS = 10_000
+"""Above every published model; mlx-lm and transformers build a list of that length."""
 
 _POSITIVE = (
     "head_dim",
@@ -162,10 +164,10 @@ def check_keys(module: str, text: Mapping[str, Any], source: str) -> None:
     """
     for key in _POSITIVE:
         value = text.get(key)
-        if value is not None and (type(value) is not int or not 1 <= value < _MAX_SIZE):
+        largest = _MAX_LAYERS if "layers" in key else _MAX_SIZE
+        if value is not None and (type(value) is not int or not 1 <= value <= largest):
             raise BadCheckpoint(
-                f"{source}: {key} is {quoted(value)}; it needs a whole number from 1 to "
-                f"{_MAX_SIZE - 1}"
+                f"{source}: {key} is {quoted(value)}; it needs a whole number from 1 to {largest}"
             )
     for key, neutral in neutral_values(module).items():
         value = text.get(key)
@@ -180,7 +182,10 @@ def check_keys(module: str, text: Mapping[str, Any], source: str) -> None:
 
 def _check_window(module: str, text: Mapping[str, Any], source: str) -> None:
     """Check keys of windows that modules without windows ignore."""
-    if SLIDING in (text.get("layer_types") or ()) and not text.get("sliding_window"):
+    types = text.get("layer_types")
+    if types is not None and not isinstance(types, list):
+        raise BadCheckpoint(f"{source}: layer_types is {quoted(types)}; it needs a list")
+    if SLIDING in (types or ()) and not text.get("sliding_window"):
         raise BadCheckpoint(
             f"{source}: layer_types has {SLIDING} and sliding_window is "
             f"{quoted(text.get('sliding_window'))}; it needs a whole number > 0"
