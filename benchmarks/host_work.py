@@ -68,7 +68,7 @@ def measure(loaded, options):
     from dflash_mlx.decode.accept import match_rule
     from dflash_mlx.decode.greedy import greedy_rounds
     from dflash_mlx.decode.policy import FixedBlock
-    from dflash_mlx.engine.answer_text import AnswerText
+    from dflash_mlx.engine.answer.text import AnswerText
     from dflash_mlx.models.pair import Pair
 
     clock = Clock()

@@ -25,7 +25,15 @@ from dflash_mlx.errors import (
 from dflash_mlx.system.blas import use_openblas
 
 if TYPE_CHECKING:
+    from dflash_mlx.engine.chat import ChatStream, Done, Notice, PromptProgress
     from dflash_mlx.engine.engine import Engine
+    from dflash_mlx.engine.events import (
+        ContentDelta,
+        ReasoningDelta,
+        ToolCall,
+        ToolCallDelta,
+        ToolCallDropped,
+    )
     from dflash_mlx.engine.load import LoadHooks, load
     from dflash_mlx.engine.session import Session
     from dflash_mlx.engine.stats import Stats
@@ -34,13 +42,22 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _LATE = {
+    "ChatStream": "engine.chat",
     "Chunk": "engine.stream",
+    "ContentDelta": "engine.events",
+    "Done": "engine.chat",
     "Engine": "engine.engine",
     "LoadHooks": "engine.load",
+    "Notice": "engine.chat",
+    "PromptProgress": "engine.chat",
+    "ReasoningDelta": "engine.events",
     "Result": "engine.stream",
     "Session": "engine.session",
     "Stats": "engine.stats",
     "Stream": "engine.stream",
+    "ToolCall": "engine.events",
+    "ToolCallDelta": "engine.events",
+    "ToolCallDropped": "engine.events",
     "load": "engine.load",
 }
 """Names whose modules import MLX: imported on first use."""
@@ -49,21 +66,30 @@ __all__ = [
     "BadCheckpoint",
     "BadRequest",
     "CacheConfig",
+    "ChatStream",
     "Chunk",
+    "ContentDelta",
     "DFlashError",
+    "Done",
     "DownloadFailed",
     "Engine",
     "EngineBusy",
     "GenerationConfig",
     "LoadHooks",
+    "Notice",
     "OutOfMemoryBudget",
     "PairCard",
     "PairMismatch",
+    "PromptProgress",
+    "ReasoningDelta",
     "Result",
     "SamplingConfig",
     "Session",
     "Stats",
     "Stream",
+    "ToolCall",
+    "ToolCallDelta",
+    "ToolCallDropped",
     "UnknownModel",
     "UnsupportedModel",
     "__version__",

@@ -4,7 +4,9 @@ It must not know the command line or the applications.
 """
 
 __all__ = [
+    "chat",
     "engine",
+    "events",
     "load",
     "loaded",
     "measured_costs",

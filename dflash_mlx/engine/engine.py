@@ -3,17 +3,18 @@
 It must not know files, names of models or how a pair is loaded.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from dflash_mlx.config import GenerationConfig
 from dflash_mlx.decode.readback import settle
 from dflash_mlx.engine.autotune import autotune_now
 from dflash_mlx.engine.cache_budget import cache_budget
+from dflash_mlx.engine.chat import ChatStream
 from dflash_mlx.engine.loaded import LoadedPair, Prompt
 from dflash_mlx.engine.measured_costs import save_costs
-from dflash_mlx.engine.resolved_request import ResolvedRequest, resolve_request
+from dflash_mlx.engine.resolved_request import ResolvedRequest, ToolChoice, resolve_request
 from dflash_mlx.engine.session import Session
 from dflash_mlx.engine.stream import Result, Stream
 from dflash_mlx.engine.worker import Worker
@@ -68,6 +69,26 @@ class Engine:
     def generate(self, prompt: Prompt, config: GenerationConfig | None = None) -> Result:
         """Answer `prompt` in a new conversation and return the whole answer."""
         return self.stream(prompt, config).result()
+
+    def chat(
+        self,
+        messages: Prompt,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: ToolChoice = "auto",
+        config: GenerationConfig | None = None,
+    ) -> Result:
+        """Answer a conversation and return the whole answer; see `Session.chat_stream`."""
+        return self.session().chat(messages, tools, tool_choice, config)
+
+    def chat_stream(
+        self,
+        messages: Prompt,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: ToolChoice = "auto",
+        config: GenerationConfig | None = None,
+    ) -> ChatStream:
+        """Answer a conversation and return the stream of events; see `Session.chat_stream`."""
+        return self.session().chat_stream(messages, tools, tool_choice, config)
 
     def session(self, system: str | None = None) -> Session:
         """Return a new conversation, whose turns reuse the KV rows of earlier prompts.

@@ -15,8 +15,9 @@ from dflash_mlx.decode.logits_processors import make_processors
 from dflash_mlx.decode.loop import DecodeConfig, DecodeState, decode, update_context
 from dflash_mlx.decode.prefill import prefill
 from dflash_mlx.decode.round import Stopwatch
-from dflash_mlx.engine.answer_parser import Segment, SegmentKind, answer_parser
-from dflash_mlx.engine.answer_text import AnswerText
+from dflash_mlx.engine.answer.collector import AnswerCollector
+from dflash_mlx.engine.answer.parser import Segment, answer_parser
+from dflash_mlx.engine.answer.text import AnswerText
 from dflash_mlx.engine.closable_queue import ClosableQueue
 from dflash_mlx.engine.loaded import LoadedPair
 from dflash_mlx.engine.resolved_request import ResolvedRequest
@@ -55,11 +56,15 @@ class Generation:
         self._limit = min(request.max_tokens, self._room())
         self._policy = request.new_policy()
         tokenizer = loaded.tokenizer
-        self._text = AnswerText(tokenizer.decode, request.end_token_ids, request.stop)
+        self._text = AnswerText(
+            tokenizer.decode, request.end_token_ids, request.stop, request.stop_tokens
+        )
+        form = tokenizer.answer_format
         prompt_end = tokenizer.tail(ids) if request.chat_template else ""
-        self._parser = answer_parser(tokenizer.answer_format, prompt_end)
+        self._parser = answer_parser(form, prompt_end, bool(request.tools))
+        self._events = AnswerCollector(form, request.tools)
         self._counters = RoundCounters()
-        self._segments: list[Segment] = []
+        self._written: list[str] = []
         self._prefill_s = 0.0
 
     def steps(self, lease: Lease, boundaries: Collection[int]) -> Generator[None, None, Result]:
@@ -79,12 +84,16 @@ class Generation:
         finished = state is not None and (yield from self._decode(lease, state))
         self._emit(self._text.finish(), ())
         self._emit_segments(self._parser.finish(), ())
+        if last := self._events.finish():
+            self._chunks.put(Chunk(events=tuple(last)))
         return Result(
-            text="".join(segment.text for segment in self._segments),
-            content=self._joined("content"),
-            reasoning=self._joined("reasoning"),
+            text="".join(self._written),
+            content=self._events.content,
+            reasoning=self._events.reasoning,
+            tool_calls=tuple(self._events.tool_calls),
             tokens=tuple(self._text.tokens),
             finish_reason=self._finish_reason(finished),
+            stop=self._text.stop,
             prompt_tokens=n_prompt,
             cached_tokens=cached,
             draft_cached_tokens=lease.draft_cached_tokens,
@@ -184,18 +193,16 @@ class Generation:
 
     def _emit_segments(self, segments: list[Segment], tokens: tuple[int, ...]) -> None:
         """Put segments into the queue; the first chunk carries the round's tokens."""
-        self._segments += segments
         for segment in segments or ([Segment("", self._parser.kind)] if tokens else []):
+            self._written.append(segment.text)
             thinking = segment.kind != "content"
-            self._chunks.put(Chunk(text=segment.text, tokens=tokens, thinking=thinking))
+            events = tuple(self._events.add([segment])) if segment.text else ()
+            self._chunks.put(Chunk(segment.text, tokens, thinking, events))
             tokens = ()
-
-    def _joined(self, kind: SegmentKind) -> str:
-        return "".join(segment.text for segment in self._segments if segment.kind == kind)
 
     def _finish_reason(self, finished: bool) -> FinishReason:
         if self._text.ended:
-            return "stop"
+            return "tool_calls" if self._events.tool_calls else "stop"
         return "length" if finished else "cancelled"
 
     def _stats(self, n_prefilled: int, prefill_s: float) -> Stats:

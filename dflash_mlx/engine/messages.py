@@ -7,8 +7,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dflash_mlx.engine.events import ToolCall
 from dflash_mlx.errors import BadRequest
-from dflash_mlx.loading.chat_template import Message, ToolCallForm
+from dflash_mlx.loading.chat_template import ToolCallForm
 from dflash_mlx.system.foreign import quoted
 
 _ROLES = {
@@ -79,15 +80,39 @@ def join_consecutive(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
 
 
 def assistant_message(
-    content: str, reasoning: str, tool_calls: Sequence[Mapping[str, Any]] = ()
-) -> Message:
+    content: str, reasoning: str, tool_calls: Sequence[ToolCall] = ()
+) -> dict[str, Any]:
     """Return an answer as a message of the conversation, in OpenAI's form."""
     message: dict[str, Any] = {"role": "assistant", "content": content}
     if reasoning:
         message["reasoning_content"] = reasoning
     if tool_calls:
-        message["tool_calls"] = list(tool_calls)
+        message["tool_calls"] = [call.as_message() for call in tool_calls]
     return message
+
+
+def tool_schemas(tools: Sequence[Any]) -> tuple[dict[str, Any], ...]:
+    """Return tools as `{"type": "function", "function": {"name", ...}}`, with keys as given.
+
+    Raises:
+        BadRequest: a tool that is not a function, has no name, or asks for strict arguments.
+    """
+    return tuple(_tool_schema(plain_message(tool), f"tool {n}") for n, tool in enumerate(tools))
+
+
+def _tool_schema(tool: Any, where: str) -> dict[str, Any]:
+    if not isinstance(tool, Mapping) or tool.get("type", "function") != "function":
+        kind = tool.get("type") if isinstance(tool, Mapping) else tool
+        raise BadRequest(f"{where} is {quoted(kind)}; it needs the type function")
+    function = tool.get("function")
+    if function is None:  # the form of the Responses API
+        function = {key: value for key, value in tool.items() if key != "type"}
+        tool = {}
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise BadRequest(f"{where} is {quoted(function)}; it needs a function with a name")
+    if function.get("strict"):
+        raise BadRequest(f"{where} has strict true, which is not supported; leave it out")
+    return {**tool, "type": "function", "function": dict(function)}
 
 
 def _normalised(message: Any, index: int, form: ToolCallForm) -> dict[str, Any]:

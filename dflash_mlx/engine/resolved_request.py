@@ -4,7 +4,7 @@
 """
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +12,17 @@ from dflash_mlx.config import GenerationConfig, LogitsProcessor, SamplingConfig
 from dflash_mlx.controller.text_policy import MAX_BLOCK_SIZE
 from dflash_mlx.decode.policy import BlockPolicy, FixedBlock
 from dflash_mlx.engine.loaded import LoadedPair, Prompt
+from dflash_mlx.engine.messages import tool_schemas
 from dflash_mlx.errors import BadRequest
 from dflash_mlx.system.foreign import quoted
 
 _UNMEASURED_QUANTIZED_BLOCK = 5
 """Block size for a quantized target on Metal without measured costs: the recommendation of the
 official DFlash package."""
+
+
+ToolChoice = str | Mapping[str, Any]
+"""As in OpenAI's API. "auto" and "none" are supported; others are refused by name."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,7 @@ class ResolvedRequest:
     Args:
         max_tokens: limit on the answer's tokens, end token excluded.
         stop: texts that end the answer; they are not part of it.
+        stop_tokens: the `stop` texts that are tokens, by token.
         end_token_ids: tokens that end the answer: the model's, and `stop` texts that are tokens.
         block_size: tokens verified per round, anchor included; the largest one if `adaptive`.
         adaptive: whether the size of every round is chosen from measurements.
@@ -39,12 +45,14 @@ class ResolvedRequest:
         template_variables: further variables of the chat template.
         sampling: how a token is chosen.
         seed: seed of the random numbers; drawn if `sampling` has none.
+        tools: JSON schemas of the tools offered; empty if tools are off.
         logits_processors: the caller's processors, applied after those of `sampling`.
         notices: lines that the user should see.
     """
 
     max_tokens: int
     stop: tuple[str, ...]
+    stop_tokens: Mapping[int, str]
     end_token_ids: frozenset[int]
     block_size: int
     adaptive: bool
@@ -56,12 +64,24 @@ class ResolvedRequest:
     template_variables: Mapping[str, Any]
     sampling: SamplingConfig
     seed: int
+    tools: tuple[dict[str, Any], ...]
     logits_processors: tuple[LogitsProcessor, ...]
     notices: tuple[str, ...]
 
 
-def resolve_request(loaded: LoadedPair, config: GenerationConfig | None = None) -> ResolvedRequest:
+def resolve_request(
+    loaded: LoadedPair,
+    config: GenerationConfig | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    tool_choice: ToolChoice = "auto",
+) -> ResolvedRequest:
     """Return what a request with `config` to this pair runs with.
+
+    Args:
+        loaded: the pair.
+        config: options of the request.
+        tools: tools offered to the model, as OpenAI's API has them.
+        tool_choice: "auto" or "none".
 
     Raises:
         BadRequest: an option that this pair does not support.
@@ -82,10 +102,12 @@ def resolve_request(loaded: LoadedPair, config: GenerationConfig | None = None) 
     else:
         new_policy = lambda: FixedBlock(block_size, tuning.early_draft_trial(block_size))  # noqa: E731
     tokenizer = loaded.tokenizer
+    stop_tokens = {token: text for text in config.stop for token in tokenizer.special_ids((text,))}
     return ResolvedRequest(
         max_tokens=config.max_tokens,
         stop=config.stop,
-        end_token_ids=tokenizer.eos_token_ids | tokenizer.special_ids(config.stop),
+        stop_tokens=stop_tokens,
+        end_token_ids=tokenizer.eos_token_ids | stop_tokens.keys(),
         block_size=config.block_size or (max(block_size, MAX_BLOCK_SIZE) if text else block_size),
         adaptive=(text or tuning is not None) and config.block_size is None,
         copies=copies,
@@ -96,6 +118,7 @@ def resolve_request(loaded: LoadedPair, config: GenerationConfig | None = None) 
         template_variables=_template_variables(loaded, config),
         sampling=sampling,
         seed=secrets.randbelow(2**32) if sampling.seed is None else sampling.seed,
+        tools=_tools(loaded, config, tools, tool_choice),
         logits_processors=config.logits_processors,
         notices=_notices(loaded, thinking),
     )
@@ -172,6 +195,30 @@ def _thinking(loaded: LoadedPair, config: GenerationConfig) -> bool | None:
         f"thinking is {config.thinking}, and this model's chat template has no switch for it; "
         f"leave thinking out{effort}"
     )
+
+
+def _tools(
+    loaded: LoadedPair,
+    config: GenerationConfig,
+    tools: Sequence[Mapping[str, Any]] | None,
+    choice: ToolChoice,
+) -> tuple[dict[str, Any], ...]:
+    """Return the tools to offer, checked."""
+    if choice not in ("auto", "none"):
+        raise BadRequest(
+            f"tool_choice is {quoted(choice)}; a call cannot be enforced, so it needs auto or none"
+        )
+    checked = tool_schemas(tools or ())
+    if not checked or choice == "none":
+        return ()
+    if not config.chat_template:
+        raise BadRequest("tools need the chat template; leave one of them out")
+    if loaded.tokenizer.answer_format.tool_format is None or not loaded.tokenizer.offers_tools:
+        raise BadRequest(
+            "tools are given, and this model's chat template does not render tools in a format "
+            "that can be parsed; use a model that was trained to call tools"
+        )
+    return checked
 
 
 def _template_variables(loaded: LoadedPair, config: GenerationConfig) -> dict[str, Any]:

@@ -6,21 +6,27 @@ the cached tokens and the rendered prompt, and prefills the rest.
 
 import threading
 from bisect import bisect_left
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from dflash_mlx.config import GenerationConfig
 from dflash_mlx.engine.autotune import autotune_between_requests
+from dflash_mlx.engine.chat import ChatStream
 from dflash_mlx.engine.closable_queue import ClosableQueue
 from dflash_mlx.engine.generation import Generation
 from dflash_mlx.engine.loaded import LoadedPair, Prompt
 from dflash_mlx.engine.messages import (
-    assistant_message,
     join_consecutive,
     normalise_messages,
     plain_message,
 )
-from dflash_mlx.engine.resolved_request import ResolvedRequest, check_prompt, resolve_request
+from dflash_mlx.engine.resolved_request import (
+    ResolvedRequest,
+    ToolChoice,
+    check_prompt,
+    resolve_request,
+)
 from dflash_mlx.engine.stream import CacheMiss, Chunk, Result, Stream
 from dflash_mlx.engine.worker import Worker
 from dflash_mlx.errors import BadRequest
@@ -69,7 +75,46 @@ class Session:
             BadRequest: an option that this pair does not support. A prompt that is too long, or
                 that the chat template refuses, raises it when the stream is read.
         """
-        request = resolve_request(self._loaded, config)
+        return self._start(prompt, resolve_request(self._loaded, config))
+
+    def chat(
+        self,
+        prompt: Prompt,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: ToolChoice = "auto",
+        config: GenerationConfig | None = None,
+    ) -> Result:
+        """Answer `prompt` and return the whole answer with its tool calls; see `chat_stream`."""
+        return self.chat_stream(prompt, tools, tool_choice, config).result()
+
+    def chat_stream(
+        self,
+        prompt: Prompt,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: ToolChoice = "auto",
+        config: GenerationConfig | None = None,
+    ) -> ChatStream:
+        """Answer `prompt` and return the stream of events.
+
+        The turn, with its tool calls, is added to `messages` when it is done. To answer a call,
+        give `[*session.messages, {"role": "tool", "tool_call_id": ..., "content": ...}]`.
+
+        Args:
+            prompt: the next user turn as text, or a whole conversation as messages.
+            tools: tools offered to the model, as OpenAI's API has them.
+            tool_choice: "auto" offers the tools, "none" leaves them out of the prompt.
+            config: options of the request; None takes the defaults.
+
+        Raises:
+            BadRequest: an option or a tool that this pair does not support. A conversation that
+                the chat template refuses raises it when the stream is read.
+        """
+        request = resolve_request(self._loaded, config, tools, tool_choice)
+        if not request.chat_template:
+            raise BadRequest("chat needs the chat template; use stream for plain text")
+        return ChatStream(self._start(prompt, request))
+
+    def _start(self, prompt: Prompt, request: ResolvedRequest) -> Stream:
         check_prompt(prompt)
 
         def start(chunks: ClosableQueue[Chunk], cancelled: threading.Event) -> None:
@@ -128,7 +173,7 @@ class Session:
     def _conversation(self, prompt: Prompt) -> list[Message]:
         """Return the messages up to and with `prompt`, the system message first."""
         if not isinstance(prompt, str):
-            if self.system:
+            if self.system and list(prompt)[:1] != self.messages[:1]:
                 raise BadRequest(
                     "this session has a system message and the prompt is a whole conversation; "
                     "put the system message there"
@@ -163,6 +208,7 @@ class Session:
             return tokenizer.render(
                 chat,
                 request.thinking,
+                tools=request.tools or None,
                 continue_final=continues,
                 variables=request.template_variables,
             )
@@ -252,7 +298,7 @@ def _with_answer(messages: Sequence[Message], result: Result) -> list[Message]:
     """Return the conversation with the answer, which may continue the last message."""
     last = messages[-1]
     if last["role"] != "assistant":
-        return [*messages, assistant_message(result.content, result.reasoning)]
+        return [*messages, result.message]
     return [*messages[:-1], {**last, "content": f"{last.get('content') or ''}{result.content}"}]
 
 

@@ -12,10 +12,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from dflash_mlx.engine.closable_queue import ClosableQueue
+from dflash_mlx.engine.events import AnswerEvent, ToolCall
+from dflash_mlx.engine.messages import assistant_message
 from dflash_mlx.engine.stats import Stats
 from dflash_mlx.engine.worker import check_process
 
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length", "cancelled", "tool_calls"]
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,14 @@ class Result:
 
     Args:
         text: the answer as the model wrote it, thoughts and marks included.
-        content: the answer without thoughts and marks.
+        content: the answer without thoughts, tool calls and marks.
         reasoning: the thoughts without marks.
+        tool_calls: the tool calls, where tools were offered.
         tokens: the ids of `text`, without the end token.
         finish_reason: "stop" for an end token or a stop string, "length" for the token limit or
-            a full context, "cancelled" if the request was cancelled.
+            a full context, "cancelled" if the request was cancelled, "tool_calls" if the answer
+            ended with tool calls.
+        stop: the stop string that ended the answer; None if another cause did.
         prompt_tokens: tokens of the prompt.
         cached_tokens: prompt tokens that were in the target's KV cache already.
         draft_cached_tokens: those of them for which the draft's context has rows.
@@ -71,6 +76,7 @@ class Result:
     reasoning: str
     tokens: tuple[int, ...]
     finish_reason: FinishReason
+    stop: str | None
     prompt_tokens: int
     cached_tokens: int
     draft_cached_tokens: int
@@ -79,7 +85,13 @@ class Result:
     draft: str | None
     seed: int | None
     stats: Stats
+    tool_calls: tuple[ToolCall, ...] = ()
     cache_miss: CacheMiss | None = None
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as a message of OpenAI's API, to be appended to the conversation."""
+        return assistant_message(self.content, self.reasoning, self.tool_calls)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as plain values that JSON can hold."""
@@ -93,7 +105,8 @@ class Chunk:
     Args:
         text: new text of the answer.
         tokens: ids committed by the round that completed `text`.
-        thinking: whether `text` is a thought or a mark, and not part of the content.
+        thinking: whether `text` is a thought, a call or a mark, and not part of the content.
+        events: content, reasoning and tool calls of `text`.
         progress: prompt tokens read so far, and prompt tokens to read.
         notice: a line for the user.
         result: the finished answer; in the last chunk only.
@@ -107,6 +120,7 @@ class Chunk:
     text: str = ""
     tokens: tuple[int, ...] = ()
     thinking: bool = False
+    events: tuple[AnswerEvent, ...] = ()
     progress: tuple[int, int] | None = None
     notice: str | None = None
     result: Result | None = None

@@ -69,6 +69,7 @@ class AnswerFormat:
         tool_call: marks that open and close tool calls; an empty closing mark means the end of
             the answer. None if calls have no marks, or are not supported.
         tool_format: who parses the calls; None if calls are not supported.
+        tool_module: mlx-lm's name of the format, if `tool_format` is "mlx_lm".
         harmony: whether the answer is a sequence of channels, as gpt-oss writes them.
         bare_json_calls: whether an answer that starts with `{` may be a tool call.
         transitions: further marks by state, with the state after each.
@@ -80,6 +81,7 @@ class AnswerFormat:
     thinking: tuple[str, str] | None = None
     tool_call: tuple[str, str] | None = None
     tool_format: ToolFormat | None = None
+    tool_module: str | None = None
     harmony: bool = False
     bare_json_calls: bool = False
     transitions: Mapping[State, tuple[tuple[str, State], ...]] = field(default_factory=dict)
@@ -113,6 +115,7 @@ def answer_format(wrapper: TokenizerWrapper, template: str) -> AnswerFormat:
         thinking=thinking,
         tool_call=tool_call,
         tool_format=tool_format,
+        tool_module=wrapper.init_kwargs.get("tool_parser_type"),
         # Llama 3.1's template asks for bare JSON; the tag is for its built-in tools
         bare_json_calls=tool_format == "llama3_json" and '"parameters"' in template,
         transitions=_transitions(wrapper),

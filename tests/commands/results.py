@@ -26,4 +26,6 @@ STATS = Stats(
     peak_memory_bytes=610_000_000,
     blas="openblas",
 )
-RESULT = Result("text", "text", "", (1, 2), "stop", 60, 10, 10, 24, "tiny", "draft", None, STATS)
+RESULT = Result(
+    "text", "text", "", (1, 2), "stop", None, 60, 10, 10, 24, "tiny", "draft", None, STATS
+)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dflash_mlx.engine.answer_parser import answer_parser
+from dflash_mlx.engine.answer.parser import answer_parser
 from dflash_mlx.loading.answer_format import AnswerFormat
 
 THINKING = AnswerFormat(thinking=("<think>", "</think>"))

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from dflash_mlx.engine.answer_text import AnswerText, Detokenizer
+from dflash_mlx.engine.answer.text import AnswerText, Detokenizer
 
 END = 256
 

@@ -5,7 +5,7 @@ It must not know tokens, templates or how a tool call is parsed. No character is
 
 from typing import Literal, NamedTuple, Protocol
 
-from dflash_mlx.engine.answer_text import partial_match
+from dflash_mlx.engine.answer.text import partial_match
 from dflash_mlx.loading.answer_format import AnswerFormat, State
 
 SegmentKind = Literal["content", "reasoning", "tool", "mark"]

@@ -4,7 +4,7 @@ Invariant: the text that was given out is a prefix of the answer's text, however
 grouped into rounds. It must not know thoughts, tool calls or conversations.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from dflash_mlx.decode.loop import StopDecision
 
@@ -69,13 +69,16 @@ class Detokenizer:
 class AnswerText:
     """The text of one answer, and where it ends. `cut` is the decode loop's stop condition.
 
+    `stop` is the stop string that ended the answer; None if another cause did.
+
     `tokens` are the ids of the text, without the end token and without tokens that lie entirely
     inside a stop string.
 
     Args:
         decode: returns the text of token ids.
         eos_token_ids: tokens that end the answer.
-        stops: texts that end the answer.
+        stops: texts that end the answer; those that are special tokens are end tokens too.
+        stop_tokens: end tokens that are among `stops`, with their texts.
     """
 
     def __init__(
@@ -83,12 +86,15 @@ class AnswerText:
         decode: Callable[[Sequence[int]], str],
         eos_token_ids: Collection[int],
         stops: Sequence[str],
+        stop_tokens: Mapping[int, str] | None = None,
     ) -> None:
         self.tokens: list[int] = []
         self.ended = False
+        self.stop: str | None = None
         self._detokenizer = Detokenizer(decode)
         self._eos_token_ids = eos_token_ids
         self._stops = tuple(stops)
+        self._stop_tokens = dict(stop_tokens or {})
         self._held = ""  # text that could be the start of a stop string
         self._ready = ""
         self._n_decoded = 0
@@ -99,6 +105,7 @@ class AnswerText:
         for count, token in enumerate(tokens, 1):
             if token in self._eos_token_ids:
                 self.ended = True
+                self.stop = self._stop_tokens.get(token)
             else:
                 self._push(token)
             if self.ended:
@@ -133,11 +140,12 @@ class AnswerText:
 
     def _cut_at_stop(self) -> bool:
         """End the answer before the first stop string in the held text; return if there was one."""
-        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        found = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if not found:
             return False
-        end = self._n_decoded - len(self._held) + min(found)
-        self._ready += self._held[: min(found)]
+        at, self.stop = min(found, key=lambda item: item[0])
+        end = self._n_decoded - len(self._held) + at
+        self._ready += self._held[:at]
         self._held = ""
         self.ended = True
         while self.tokens and self._starts[-1] >= end:
