@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dflash_mlx.kernels.autotuner import TuningResult
     from dflash_mlx.kernels.pair_kernels import PairKernels
     from dflash_mlx.pairs.pairing import Choice
+    from dflash_mlx.pairs.precision import PrecisionConfig
     from dflash_mlx.system.machine import Machine
 
 _MARKS = {"ok": "ok", "advice": "--", "must": "!!"}
@@ -36,7 +37,25 @@ class DoctorOptions:
 
     model: ModelOption = DEFAULT_MODEL
     draft: DraftOption = "auto"
-    context: Annotated[int, typer.Option(help="Context length that must fit, in tokens.")] = 4096
+    context: Annotated[
+        int | None,
+        typer.Option(help="Context length that must fit, in tokens.  [default: 8192]"),
+    ] = None
+    bits: Annotated[
+        str, typer.Option(help="Bits per weight of the target: auto, 4, 5, 6, 8 or 16.")
+    ] = "auto"
+    draft_bits: Annotated[
+        str, typer.Option(help="Bits per weight of the draft: auto, 4, 8 or 16.")
+    ] = "auto"
+    as_machine: Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            metavar="MAC",
+            help="Answer for another Mac, such as 'M2 16GB', computed from bytes: one pair with "
+            "--model, else all known pairs; list prints the Macs.",
+        ),
+    ] = None
     kernels: Annotated[
         bool, typer.Option("--kernels", help="List the Metal kernels of the pair and why.")
     ] = False
@@ -62,8 +81,10 @@ def doctor(options: DoctorOptions) -> None:
     Downloads nothing; only --autotune and --report read weights. The exit code is 1 if a finding
     must be fixed first (marked !!).
     """
-    if options.context < 1:
-        raise BadRequest(f"--context is {options.context}; it needs a whole number > 0")
+    precision = precision_config(options)
+    if options.as_machine is not None:
+        _answer_for(options.as_machine, options, precision)
+        return
     prepare(options.blas)
     from dflash_mlx.doctor.checkup import (
         Finding,
@@ -81,7 +102,9 @@ def doctor(options: DoctorOptions) -> None:
     findings += [*check_device(machine), check_memory(machine), check_cache()]
     if options.autotune and machine.device != "metal":
         raise BadRequest("--autotune needs a Metal device and this machine has none; omit it")
-    findings += _check_pair(choose(options.model, options.draft), options, machine, facts)
+    choice = choose(options.model, options.draft)
+    findings += _check_precision(choice, machine, precision, facts)
+    findings += _check_pair(choice, options, machine, facts)
     passed = all(finding.level != "must" for finding in findings)
     if options.as_json:
         table = {"ok": passed, "machine": asdict(machine), "pair": facts or None}
@@ -115,6 +138,73 @@ def _write_report(options: DoctorOptions, name: str) -> None:
     terminal.log(f"wrote {file}; please send it as CONTRIBUTING.md describes")
 
 
+def precision_config(options: DoctorOptions) -> "PrecisionConfig":
+    """Return the precision that the options ask for.
+
+    Raises:
+        BadRequest: a value is not one of the choices.
+    """
+    from dflash_mlx.pairs.precision import PrecisionConfig
+
+    def parse(option: str, text: str) -> Any:
+        if text == "auto" or text.isdecimal():
+            return text if text == "auto" else int(text)
+        raise BadRequest(f"{option} is {text!r}; it needs auto or a number of bits")
+
+    return PrecisionConfig(
+        bits=parse("--bits", options.bits),
+        draft_bits=parse("--draft-bits", options.draft_bits),
+        context=options.context,
+    )
+
+
+def _answer_for(name: str, options: DoctorOptions, config: "PrecisionConfig") -> None:
+    """Print the precision of one pair or of all known pairs on the Mac called `name`."""
+    from dflash_mlx.doctor.precision import check_precision, describe_pair
+    from dflash_mlx.pairs import registry
+    from dflash_mlx.system.chips import all_macs, read_mac
+
+    if name == "list":
+        for mac in all_macs():
+            typer.echo(mac.name)
+        return
+    mac = read_mac(name)
+    facts: dict[str, Any] = {"machine": mac.name, "usable_bytes": mac.usable_bytes}
+    if options.model == DEFAULT_MODEL:
+        for card in registry.cards():
+            typer.echo(describe_pair(card, mac.chip, mac.usable_bytes, config))
+        return
+    found = registry.find(options.model)
+    if found is None:
+        raise BadRequest(
+            f"--as answers for known pairs and {options.model!r} is not one; see dflash-mlx models"
+        )
+    findings = list(check_precision(found, mac.chip, mac.usable_bytes, config, facts))
+    if options.as_json:
+        values = {**facts, "findings": [asdict(item) for item in findings]}
+        typer.echo(json.dumps(values))
+    else:
+        _print_findings(findings)
+    if any(finding.level == "must" for finding in findings):
+        raise typer.Exit(1)
+
+
+def _check_precision(
+    choice: "Choice", machine: "Machine", config: "PrecisionConfig", facts: dict[str, Any]
+) -> Iterator["Finding"]:
+    """Yield the precision of a known pair on this Mac; nothing on a CPU, which uses float32."""
+    from dflash_mlx.doctor.precision import check_precision
+    from dflash_mlx.system.chips import GIB, find_chip
+
+    card = choice.card
+    if card is None or choice.target != card.target or machine.device != "metal":
+        return
+    if machine.usable_bytes is None:
+        return
+    chip = find_chip(machine.chip, (machine.memory_bytes or 0) // GIB)
+    yield from check_precision(card, chip, machine.usable_bytes, config, facts)
+
+
 def _print_findings(findings: "list[Finding]") -> None:
     for finding in findings:
         typer.echo(f"{_MARKS[finding.level]}  {finding.subject:16} {finding.text}")
@@ -135,6 +225,7 @@ def _check_pair(
     from dflash_mlx.hub.pins import Pins
     from dflash_mlx.kernels.pair_kernels import install_kernels
     from dflash_mlx.pairs.model_files import check_folder
+    from dflash_mlx.pairs.precision import DEFAULT_CONTEXT
     from dflash_mlx.system.settings import settings_folder
 
     target, draft = locate(choice, Pins(settings_folder()))
@@ -151,11 +242,11 @@ def _check_pair(
     except DFlashError as error:
         yield Finding("pair", "must", " ".join(str(error).split()))
         return
-    n_tokens, context_length = options.context, loaded.pair.target.shape.context_length
-    if n_tokens > context_length:
-        text = f"--context is {n_tokens} tokens; the model's context length is {context_length}"
+    context_length = loaded.pair.target.shape.context_length
+    if options.context and options.context > context_length:
+        text = f"--context is {options.context}; the model's context length is {context_length}"
         yield Finding("context", "must", text, f"--context {context_length} or less")
-        n_tokens = context_length
+    n_tokens = min(options.context or DEFAULT_CONTEXT, context_length)
     wanted = need(loaded.pair, n_tokens)
     at_most = longest(loaded.pair, machine.usable_bytes) if machine.usable_bytes else None
     request = resolve_request(loaded)

@@ -11,6 +11,7 @@ from dflash_mlx.commands.terminal import Terminal
 
 if TYPE_CHECKING:
     from dflash_mlx.hub.inventory import Item, PairItem
+    from dflash_mlx.system.machine import Machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,8 @@ def models(options: ModelsOptions) -> None:
 
     pins = Pins(settings_folder())
     pairs, folders = by_need(pairs_here(pins)), converted_here(pins, Terminal().log)
-    usable_bytes = this_machine().usable_bytes
+    machine = this_machine()
+    usable_bytes = machine.usable_bytes
     known = {name for pair in pairs for name in (pair.target.reference, pair.draft.reference)}
     known |= {name for pair in pairs for name in (*pair.card.targets, pair.card.fallback or "")}
     cached = cached_here(known)
@@ -43,6 +45,8 @@ def models(options: ModelsOptions) -> None:
         return
     for pair in pairs:
         _print_pair(pair, usable_bytes)
+        if machine.device == "metal" and usable_bytes is not None:
+            typer.echo(f"  choice  {_choice(pair, machine, usable_bytes)}")
     for item in folders:
         typer.echo(f"converted  {item.reference}  {_size(item)}")
     for item, kind in cached:
@@ -73,7 +77,7 @@ _FITS = {
 
 def _fits(pair: "PairItem", usable_bytes: int | None) -> str | None:
     """Return "yes", "4bit" (only with the target at 4 bits), "no", or None if unknown."""
-    from dflash_mlx.system.memory import WORKING_SHARE
+    from dflash_mlx.system.machine import WORKING_SHARE
 
     if usable_bytes is None or pair.need_bytes is None:
         return None
@@ -81,6 +85,17 @@ def _fits(pair: "PairItem", usable_bytes: int | None) -> str | None:
         if need is not None and need * (1 + WORKING_SHARE) <= usable_bytes:
             return verdict
     return "no"
+
+
+def _choice(pair: "PairItem", machine: "Machine", usable_bytes: int) -> str:
+    """Return the precision that doctor would choose on this Mac, without the nickname."""
+    from dflash_mlx.doctor.precision import describe_pair
+    from dflash_mlx.pairs.precision import PrecisionConfig
+    from dflash_mlx.system.chips import GIB, find_chip
+
+    chip = find_chip(machine.chip, (machine.memory_bytes or 0) // GIB)
+    line = describe_pair(pair.card, chip, usable_bytes, PrecisionConfig())
+    return line.removeprefix(pair.card.nickname).strip()
 
 
 def _need(pair: "PairItem") -> str:

@@ -8,5 +8,6 @@ __all__ = [
     "combinations",
     "fit",
     "outlook",
+    "precision",
     "report",
 ]

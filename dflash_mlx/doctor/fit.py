@@ -16,7 +16,7 @@ from dflash_mlx.loading.compute import compute_here, weight_bytes
 from dflash_mlx.models.draft.dflash import BoundDraft
 from dflash_mlx.models.pair import Pair
 from dflash_mlx.models.targets.decoder import DecoderTarget
-from dflash_mlx.system.memory import WORKING_SHARE
+from dflash_mlx.system.machine import WORKING_SHARE
 
 _SHORT = 8192
 """Tokens from which caches are taken to grow linearly: more than the sliding windows of Gemma 3

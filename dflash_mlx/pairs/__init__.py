@@ -8,5 +8,7 @@ __all__ = [
     "manifest",
     "model_files",
     "pairing",
+    "precision",
     "registry",
+    "shapes",
 ]

@@ -6,6 +6,7 @@ It must not know models, checkpoints or requests.
 __all__ = [
     "atomic",
     "blas",
+    "chips",
     "foreign",
     "installer",
     "json_file",

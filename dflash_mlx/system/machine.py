@@ -13,6 +13,10 @@ from pathlib import Path
 
 from dflash_mlx.errors import DFlashError
 
+WORKING_SHARE = 0.15
+"""Working memory during inference, as a share of weights and caches: an upper bound of the peak
+that `benchmarks/embedded_memory.py` measures (activations, logits and allocator slack)."""
+
 _MEMINFO = Path("/proc/meminfo")
 _CPUINFO = Path("/proc/cpuinfo")
 _CGROUP = Path("/sys/fs/cgroup")

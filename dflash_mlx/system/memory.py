@@ -7,10 +7,6 @@ from typing import Any
 
 import mlx.core as mx
 
-WORKING_SHARE = 0.15
-"""Working memory during inference, as a share of weights and caches: an upper bound of the peak
-that `benchmarks/embedded_memory.py` measures (activations, logits and allocator slack)."""
-
 
 def device_bytes() -> int | None:
     """Return Metal's recommended working set in bytes, None without a Metal device."""

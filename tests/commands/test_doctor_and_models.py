@@ -12,6 +12,7 @@ from dflash_mlx.doctor.checkup import Finding
 from dflash_mlx.hub.resolve import find_packaged
 from dflash_mlx.kernels.pair_kernels import install_kernels
 from dflash_mlx.pairs import registry
+from dflash_mlx.system.chips import read_mac
 from dflash_mlx.system.machine import this_machine
 from tests.metal.fake_chip import FakeChip
 from tests.train.tiny_folder import tiny_folder
@@ -119,7 +120,7 @@ def test_doctor_finds_a_pair_that_does_not_load(home, capsys, tmp_path):
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "qwen3"}')
     out = run(capsys, "doctor", "-m", str(folder), code=1)
-    assert "!!  pair " in out and "holds no safetensors file" in out
+    assert "!!  pair " in out and str(folder) in out
 
 
 def test_doctor_refuses_a_tokenizer_made_of_code(home, capsys, tmp_path):
@@ -165,3 +166,54 @@ def test_forced_kernels_are_refused_without_a_device(home, capsys):
     """--kernels force was ignored without a device; it must be refused before any download."""
     assert main(["generate", "hi", "--kernels", "force", "-m", "qwen3-4b"]) == 2
     assert "this machine has no Metal device" in capsys.readouterr().err
+
+
+def test_doctor_answers_for_another_mac(home, capsys):
+    """A buyer has to know before the purchase; nothing is read from this machine."""
+    out = run(capsys, "doctor", "--as", "M2 16GB", "-m", "qwen3-8b")
+    assert "ok  precision" in out and "computed, not measured" in out
+    out = run(capsys, "doctor", "--as", "M2 16GB", "-m", "qwen3-8b", "--bits", "16", code=1)
+    assert "do: --bits 4" in out
+    found = json.loads(run(capsys, "doctor", "--as", "M2 16GB", "-m", "qwen3-8b", "--json"))
+    assert found["precision"]["bits"] == 4 and found["machine"] == "M2 16GB"
+
+
+def test_doctor_lists_all_pairs_and_all_macs(home, capsys):
+    """Without a model every known pair has one line."""
+    out = run(capsys, "doctor", "--as", "M4 Max 64GB")
+    assert [line.split()[0] for line in out.splitlines()] == [
+        card.nickname for card in registry.cards()
+    ]
+    assert "M1 8GB" in run(capsys, "doctor", "--as", "list").splitlines()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--as", "M9 16GB"], "--as"),
+        (["--as", "M2 16GB", "-m", "no-such-pair"], "no-such-pair"),
+        (["--bits", "7"], "bits is 7"),
+        (["--bits", "few"], "--bits"),
+        (["--draft-bits", "5"], "draft_bits is 5"),
+    ],
+)
+def test_doctor_refuses_odd_precisions(home, capsys, arguments, named):
+    """`--bits 7` must not become 8."""
+    assert main(["doctor", *arguments]) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_doctor_and_models_choose_a_precision_on_a_mac(home, capsys, monkeypatch):
+    """On Metal the choice is printed with its bytes; a CPU computes in float32."""
+    mac = read_mac("M2 16GB")
+    machine = replace(
+        this_machine(),
+        device="metal",
+        chip="Apple M2",
+        memory_bytes=mac.memory_bytes,
+        usable_bytes=mac.usable_bytes,
+    )
+    monkeypatch.setattr("dflash_mlx.system.machine.this_machine", lambda: machine)
+    out = run(capsys, "doctor", "-m", "qwen3-4b")
+    assert "ok  precision        target 6 bits" in out
+    assert "  choice  6 bits, draft 8 bits" in run(capsys, "models")
