@@ -1,11 +1,14 @@
 """The choice between draft tokens from text and the draft model."""
 
+import random
+
 import pytest
 
 from dflash_mlx.controller.text_estimates import BlockCosts, TextAcceptance
 from dflash_mlx.controller.text_policy import TextPolicy, TextStatistics
-from dflash_mlx.decode.policy import FixedBlock
+from dflash_mlx.decode.policy import FixedBlock, launches_next_step_early
 from dflash_mlx.decode.round import Round
+from dflash_mlx.proposals.context_copy import ContextCopy
 
 
 class Repeats:
@@ -116,3 +119,52 @@ def test_longer_matches_are_learned_separately():
         acceptance.observe(40, 8, 8)
     assert acceptance.expected(2, 7) < 0.3
     assert acceptance.expected(40, 7) > 6
+
+
+def speedup(context, answer, cost, statistics):
+    """Return the speedup over pipelined plain steps, with copies and no draft model."""
+    policy = TextPolicy([ContextCopy(context)], FixedBlock(1), statistics)
+    at, total, early = 0, 0.0, False
+    while at < len(answer):
+        remaining = len(answer) - at
+        text = None if early else policy.next_text(remaining)
+        draft = text.tokens if text else ()
+        size = len(draft) + 1
+        pipelined = launches_next_step_early(policy, size, remaining)
+        right = 0
+        while right < len(draft) and draft[right] == answer[at + right]:
+            right += 1
+        tokens = tuple(answer[at : at + right + 1])
+        alone = 1.1 if size == 1 and not early and not pipelined else 1.0
+        seconds = cost(size) * alone
+        source = text.source if text else "draft"
+        policy.observe(
+            Round(
+                tokens,
+                size - 1,
+                right,
+                True,
+                seconds,
+                launched_early=early,
+                pipelined_next=pipelined,
+                source=source,
+            )
+        )
+        early, at, total = pipelined, at + len(tokens), total + seconds
+    return len(answer) / total
+
+
+@pytest.mark.parametrize("slope", [0.03, 0.2, 0.5])
+def test_copies_are_faster_on_edits_and_not_slower_on_new_text(slope):
+    """Every row of a block costs `slope` plain steps; wrong copies must not be tried for long."""
+    randomness, found = random.Random(0), {"edit": [], "new": []}
+    statistics = {kind: TextStatistics() for kind in found}
+    for _ in range(8):
+        context = [randomness.randrange(3000) for _ in range(300)]
+        edit = [randomness.randrange(3000) if randomness.random() < 0.05 else t for t in context]
+        new = [randomness.randrange(3000) for _ in range(300)]
+        for kind, answer in (("edit", edit), ("new", new)):
+            cost = lambda size: 1 + slope * (size - 1)  # noqa: E731
+            found[kind].append(speedup(context, answer, cost, statistics[kind]))
+    assert sum(found["new"]) / 8 > 0.98
+    assert sum(found["edit"]) / 8 > {0.03: 3.5, 0.2: 2.0, 0.5: 1.3}[slope]
