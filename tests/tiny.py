@@ -247,7 +247,7 @@ def rounds(
     accept_rule: AcceptRule | None = None,
     stop_condition: StopCondition = never_stop,
 ) -> Iterator[tuple[Round, DecodeState]]:
-    """Decode greedily from `state` in full blocks, unless told otherwise."""
+    """Decode greedily from `state`; by default in blocks of the draft's size."""
     policy = policy or FixedBlock(pair.draft.block_size if pair.draft else 1)
     accept_rule = accept_rule or match_rule(SamplingConfig(), 0)
     return decode(pair, cache, state, DecodeConfig(policy, accept_rule, stop_condition, max_tokens))

@@ -29,7 +29,7 @@ class LayerCache(Protocol):
 
     A round appends rows, then commits the first n of them or rolls all of them back. Appended
     rows that are not committed yet are *open*. The layer's forward pass sees committed and open
-    rows alike.
+    rows.
 
     mlx-lm's layers read `offset` and call `update_and_fetch`. Layers of other kinds append
     through other methods of their cache class.

@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 from mlx_lm.utils import load_model
 
 from dflash_mlx.errors import UnsupportedModel
-from dflash_mlx.loading.compute import compute_here
+from dflash_mlx.loading.compute import Compute, compute_here, settle_weights
 from dflash_mlx.loading.target import load_target
 from dflash_mlx.models.pair import Pair
 from dflash_mlx.models.targets.decoder import DecoderTarget
@@ -61,6 +62,18 @@ def test_stored_weights_are_computed_as_mlx_lm_computes_them(tmp_path: Path) -> 
     target = load_target(folder, compute_here("stored")).target
     assert {array.dtype for array in flat(target)} == {mx.bfloat16}
     assert answer(Pair(target), 60) == plain(theirs, PROMPT, 60)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_quantized_weights_stay_quantized(dtype: str) -> None:
+    """`stored` that dequantizes gives the text of another model than mlx-lm's."""
+    target = tiny_target("qwen3", hidden_size=64, intermediate_size=64)
+    target.model.set_dtype(DTYPES[dtype])
+    nn.quantize(target.model, group_size=32, bits=4)
+    expected = plain(target.model, PROMPT, 40)
+    draft = ScriptedDraft([*PROMPT, *expected, *PROMPT], SCRIPTS["mixed"])
+    settle_weights(target.model, Compute("cpu", dense=False, dtype=None))
+    assert answer(Pair(target, draft), 40) == expected
 
 
 @pytest.mark.skipif(mx.metal.is_available(), reason="on Metal, auto keeps the stored dtype")
