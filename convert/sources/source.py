@@ -18,6 +18,7 @@ from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
 from dflash_mlx.hub.download import spelled_bytes
 from dflash_mlx.models.draft.config import DraftConfig
 from dflash_mlx.models.draft.config_file import is_draft_config, read_draft_config
+from dflash_mlx.pairs.model_files import check_folder
 from dflash_mlx.system.foreign import quoted, reading
 from dflash_mlx.system.json_file import read_json
 
@@ -107,6 +108,8 @@ def open_source(location: SourceLocation) -> ModelSource:
         with reading(file, "the GGUF file", "download the model again"):
             model = gguf.open_gguf(file)
         return ModelSource(location, "target", "GGUF", model.config, model.tensors, model.made)
+    with reading(folder, "the configuration", "download the model again"):
+        check_folder(folder)  # refuses models and tokenizers that need their own code
     config = checked_config(read_json(folder / "config.json"), location.name)
     with reading(file or folder, "the weights", "download the model again"):
         if file and suffix == ".safetensors":

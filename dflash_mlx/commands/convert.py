@@ -242,7 +242,8 @@ class ConversionBars:
             if report.bytes_per_s is not None:
                 line += f", {spelled_bytes(int(report.bytes_per_s))}/s"
             if report.seconds_left is not None:
-                line += f", {report.seconds_left / 60:.0f} min left"
+                minutes, seconds = divmod(round(report.seconds_left), 60)
+                line += f", {minutes} min {seconds} s left"
             self._terminal.log(line)
 
 

@@ -1,5 +1,6 @@
 """Sources with impossible values are refused in one line, before memory or time is spent."""
 
+import io
 import json
 import zipfile
 
@@ -7,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from dflash_mlx.convert.sources import torch_files
-from dflash_mlx.errors import BadCheckpoint, BadRequest, DFlashError
+from dflash_mlx.errors import BadCheckpoint, BadRequest, DFlashError, UnsupportedModel
 from tests.convert.checkpoints import draft_folder, run, target_folder, weights_of
 
 
@@ -141,3 +142,23 @@ def test_a_named_pipe_is_not_opened(tmp_path):
     os.mkfifo(tmp_path / "model.gguf")
     with pytest.raises(BadRequest, match="another type"):
         run(tmp_path / "model.gguf", tmp_path / "out")
+
+
+def test_a_tokenizer_with_its_own_code_is_refused_before_anything_is_written(
+    tmp_path, monkeypatch, capsys
+):
+    """transformers asked on stdin whether to run the code of the tokenizer, and ran it on "y"."""
+    source = target_folder(tmp_path / "source")
+    canary = tmp_path / "canary"
+    (source / "evil.py").write_text(f"open({str(canary)!r}, 'w').write('ran')\nclass Evil: pass\n")
+    path = source / "tokenizer_config.json"
+    table = json.loads(path.read_text())
+    table |= {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}}
+    path.write_text(json.dumps(table))
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\ny\ny\n"))
+    for options in ({}, {"verify": True}, {"recipe": "auto:4.5"}):
+        with pytest.raises(UnsupportedModel, match="auto_map"):
+            run(source, tmp_path / "out", **options)
+    assert not canary.exists()
+    assert not (tmp_path / "out").exists()
+    assert "y/N" not in capsys.readouterr().out

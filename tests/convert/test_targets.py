@@ -132,7 +132,7 @@ def test_nan_and_infinity_are_named_and_leave_no_output(source, tmp_path, value)
     ("change", "error", "words"),
     [
         ({"model_type": "no_such_family"}, UnsupportedModel, "newer mlx-lm"),
-        ({"model_file": "model.py"}, UnsupportedModel, "never executed"),
+        ({"model_file": "model.py"}, UnsupportedModel, "never run"),
         ({"num_hidden_layers": 4}, BadCheckpoint, "lacks model.layers.3"),
         ({"num_hidden_layers": 2}, BadCheckpoint, "contains model.layers.2"),
         ({"vocab_size": 250}, BadCheckpoint, "has the shape"),
