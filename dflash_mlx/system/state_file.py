@@ -36,7 +36,7 @@ def read_state(
         if file.stat().st_size > _MAX_BYTES:
             return None, set_aside(file, what, f"more than {_MAX_BYTES // 2**20} MiB", remedy)
         contents = file.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # the latter: there is no settings folder
         return None, None
     except OSError as error:
         return None, f"{file}: {what} cannot be read ({reason(error)}); {remedy}"

@@ -63,3 +63,9 @@ def test_a_file_that_cannot_be_moved_is_reported(tmp_path, monkeypatch):
 def test_a_folder_in_place_of_the_file_is_reported(tmp_path):
     """Reading a folder raises IsADirectoryError."""
     assert "cannot be read" in read_state(tmp_path, "the count", parse)[1]
+
+
+def test_a_settings_folder_that_cannot_exist_is_no_damage(tmp_path):
+    """A container without a home folder printed a notice about each state file."""
+    (tmp_path / "file").write_text("")
+    assert read_state(tmp_path / "file" / "state.json", "the list", dict) == (None, None)
