@@ -280,6 +280,57 @@ def test_arguments_arrive_while_they_are_written(name):
     assert any(isinstance(event, ToolCallDelta) and event.arguments for event in events)
 
 
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm47", "minimax_m2"])
+def test_a_long_text_argument_arrives_while_it_is_written(name):
+    """A file of 10,000 tokens is one argument: clients saw nothing until its end."""
+    form, write = FORMATS[name]
+    text = write([("write_file", {"text": "word " * 200 + "end"})])
+    events, _ = run(form, text[: len(text) // 2], fixed(3))
+    sent = "".join(event.arguments for event in events if isinstance(event, ToolCallDelta))
+    assert sent.startswith('{"text": "word word')
+    assert len(sent) > 400
+
+
+TEXTS = [
+    *(
+        "",
+        "null",
+        "Null",
+        "nullable",
+        "n",
+        " null ",
+        "\n",
+        "\n\nx\n\n",
+        "  x  ",
+        "a</b>c",
+        "</para",
+    ),
+    *(
+        "</para",
+        "x</parameter",
+        "<parameter=text>",
+        '"quoted"\\',
+        "true",
+        "[1]",
+        "é\u2028🙂",
+        "a\r\nb",
+    ),
+]
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm47", "minimax_m2"])
+@pytest.mark.parametrize("value", TEXTS)
+def test_fragments_of_odd_texts_equal_the_parser_s_value(name, value):
+    """Parsers strip white space and turn "null" into null, after the text was passed on."""
+    form, write = FORMATS[name]
+    text = write([("write_file", {"text": value, "city": "x"})])
+    for sizes in (fixed(1), fixed(3), fixed(10_000), drawn(1)):
+        events, collected = run(form, text, sizes)
+        sent = [(name, json.loads(joined)) for name, joined, _ in fragments(events)]
+        assert sent == [(call.name, dict(call.arguments)) for call in collected.tool_calls]
+        assert not any(isinstance(event, ToolCallDropped) for event in events)
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_call_cut_short_becomes_text_without_marks(name):
     """A call that ended at the token limit raised an exception and lost the answer."""

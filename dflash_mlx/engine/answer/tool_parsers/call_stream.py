@@ -6,8 +6,8 @@ not written in order of their JSON have no stream.
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 
 class CallFragment(NamedTuple):
@@ -197,74 +197,3 @@ class ObjectStream:
         self._text += piece
         self._rest = rest or ""
         return rest is not None and bool(piece or self._text)
-
-
-class ParameterStream:
-    """The stream of formats with one element per argument: a closed one is passed on.
-
-    Args:
-        parse: parses a whole call.
-        opening: matches the start of a call; its group `name` is the tool's name.
-        parameter_end: closes an argument.
-        call_end: closes a call; empty if calls are told apart outside.
-    """
-
-    def __init__(
-        self,
-        parse: Callable[[str], Mapping[str, Any]],
-        opening: str,
-        parameter_end: str,
-        call_end: str,
-    ) -> None:
-        self._parse = parse
-        self._opening = re.compile(opening, re.DOTALL)
-        self._parameter_end = parameter_end
-        self._call_end = call_end
-        self._text = ""
-        self._searched = 0
-        self._call = 0
-        self._name = ""
-        self._sent: dict[str, Any] = {}
-
-    def feed(self, text: str) -> list[CallFragment]:
-        """Return the fragments that `text` completes."""
-        self._text += text
-        fragments: list[CallFragment] = []
-        while True:
-            if not self._name:
-                found = self._opening.search(self._text)
-                if found is None:
-                    return fragments
-                self._name = found["name"].strip().strip("\"'")
-                fragments.append(CallFragment(self._call, self._name, ""))
-            ends = [
-                (at + len(mark), mark)
-                for mark in (self._parameter_end, self._call_end)
-                if mark and (at := self._text.find(mark, self._searched)) >= 0
-            ]
-            if not ends:
-                return fragments
-            self._searched, mark = min(ends)
-            if mark == self._parameter_end:
-                fragments += self._parameter(self._text[: self._searched])
-                continue
-            self._text = self._text[self._searched :]
-            self._call, self._name, self._searched, self._sent = self._call + 1, "", 0, {}
-
-    def _parameter(self, text: str) -> list[CallFragment]:
-        try:
-            parsed: Any = self._parse(text + self._call_end)
-            arguments = parsed["arguments"]
-        except Exception:  # noqa: BLE001  the whole call is parsed again at its end
-            return []
-        pieces: list[str] = []
-        for key, value in arguments.items():
-            if key not in self._sent or self._sent[key] != value:
-                start = ", " if self._sent or pieces else "{"
-                pieces.append(f"{start}{_json(str(key))}: {_json(value)}")
-        self._sent = dict(arguments)
-        return [CallFragment(self._call, self._name, piece) for piece in pieces]
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)

@@ -15,8 +15,8 @@ from dflash_mlx.engine.answer.tool_parsers.call_stream import (
     HeaderStream,
     NoStream,
     ObjectStream,
-    ParameterStream,
 )
+from dflash_mlx.engine.answer.tool_parsers.element_stream import ElementFormat, ElementStream
 from dflash_mlx.loading.answer_format import AnswerFormat
 
 ToolParser = Callable[[str, Any], Any]
@@ -31,13 +31,32 @@ _HEADERS = {
 }
 """Formats with a header per call, up to the start of its arguments."""
 
-_PARAMETERS = {
-    "qwen3_coder": (r"<function=(?P<name>[^\s<>]+)[>\s]", "</parameter>", "</function>"),
-    "glm47": (r"^(?P<name>[^<]+)<arg_key>", "</arg_value>", ""),
-    "laguna": (r"^(?P<name>[^<]+)<arg_key>", "</arg_value>", ""),
-    "minimax_m2": (r"<invoke name=(?P<name>[^>]+)>", "</parameter>", "</invoke>"),
+_GLM = ElementFormat(
+    r"^(?P<name>[^<]+)<arg_key>",
+    r"<arg_key>(?P<key>[^<]*)</arg_key>\s*<arg_value>",
+    "</arg_value>",
+    "",
+    strips=True,
+)
+_ELEMENTS = {
+    "qwen3_coder": ElementFormat(
+        r"<function=(?P<name>[^\s<>]+)[>\s]",
+        r"<parameter=(?P<key>[^\s<>]+)>",
+        "</parameter>",
+        "</function>",
+        strips=False,
+    ),
+    "glm47": _GLM,
+    "laguna": _GLM,
+    "minimax_m2": ElementFormat(
+        r"<invoke name=(?P<name>[^>]+)>",
+        r"<parameter name=(?P<key>[^>]+)>",
+        "</parameter>",
+        "</invoke>",
+        strips=True,
+    ),
 }
-"""Formats with an element per argument: start of a call, end of an argument, end of a call."""
+"""Formats with an element per argument."""
 
 
 def tool_parser(form: AnswerFormat) -> ToolParser:
@@ -62,11 +81,9 @@ def call_stream(form: AnswerFormat, tools: Sequence[Mapping[str, Any]]) -> CallS
         return ObjectStream()
     if form.tool_module in _HEADERS:
         return HeaderStream(_HEADERS[form.tool_module])
-    if form.tool_module in _PARAMETERS:
-        parse = tool_parser(form)
-        return ParameterStream(
-            partial(_one_call, parse, list(tools)), *_PARAMETERS[form.tool_module]
-        )
+    if form.tool_module in _ELEMENTS:
+        parse = partial(_one_call, tool_parser(form), list(tools))
+        return ElementStream(_ELEMENTS[form.tool_module], parse, partial(_text_keys, tools))
     return NoStream()
 
 
@@ -74,3 +91,21 @@ def _one_call(parse: ToolParser, tools: list[Any], text: str) -> Mapping[str, An
     found = parse(text, tools)
     call: Mapping[str, Any] = found[-1] if isinstance(found, list) else found
     return call
+
+
+def _text_keys(tools: Sequence[Mapping[str, Any]], name: str) -> frozenset[str]:
+    """Return the arguments of the tool `name` whose schema is a text and nothing else."""
+    for tool in tools:
+        function = tool["function"]
+        parameters = function.get("parameters")
+        if function["name"] == name and isinstance(parameters, Mapping):
+            properties = parameters.get("properties")
+            fields = properties.items() if isinstance(properties, Mapping) else ()
+            return frozenset(
+                key
+                for key, schema in fields
+                if isinstance(schema, Mapping)
+                and schema.get("type") == "string"
+                and not {"enum", "anyOf", "oneOf", "allOf"} & schema.keys()
+            )
+    return frozenset()
