@@ -20,7 +20,9 @@ MIN_BLOCKS: Final = 2
 
 @dataclass(frozen=True)
 class AttentionGeometry:
-    """Rows per simdgroup (8 * `row_tiles`), simdgroups per threadgroup, and splits of the keys.
+    """Simdgroups per threadgroup, rows per simdgroup (8 * `row_tiles`), and splits of the keys.
+
+    With `halves` 2, two simdgroups share a row tile and each holds half of the elements of a head.
 
     `key_block` keys are staged in threadgroup memory at a time. The number of splits does not
     depend on the number of keys, so one geometry always launches the same pipelines.
@@ -30,10 +32,11 @@ class AttentionGeometry:
     row_tiles: int
     key_block: int
     splits: int
+    halves: int = 1
 
     def row_blocks(self, rows: int) -> int:
         """Return how many threadgroups share the rows of a KV head: how often K and V are read."""
-        return -(-rows // (8 * self.row_tiles * self.simdgroups))
+        return -(-rows // (8 * self.row_tiles * (self.simdgroups // self.halves)))
 
 
 @cache
@@ -42,26 +45,44 @@ def attention_geometries(
 ) -> tuple[AttentionGeometry, ...]:
     """Return candidate geometries for `rows` query rows per KV head, best guess first.
 
-    The first holds all rows in one threadgroup, so that each key is read once: two row tiles
-    per simdgroup while their results fit in registers, otherwise up to 16 simdgroups. Its splits
-    give 64 threadgroups, or fewer where `keys`, the smallest number of keys, is too small. The
-    others split the keys differently, or use fewer threads for pipelines with a lower limit.
+    The first holds all rows in one threadgroup where registers allow, so that each key is read
+    once, with two row tiles per simdgroup up to head size 128. Its splits give 64 threadgroups, or
+    fewer where `keys`, the smallest number of keys, is too small. The others split the keys
+    differently, or use fewer threads for pipelines with a lower limit.
     """
     key_block = key_block_of(head_size, dtype)
     tiles = -(-rows // 8)
     row_tiles = 2 if head_size <= 128 and tiles > 8 else 1
     wanted = -(-tiles // row_tiles)
-    limits = [8, 4, 2, 1] if head_size <= 128 else [16, 8, 4, 2, 1]
     most = max(1, keys // (MIN_BLOCKS * key_block))
     found = []
-    for simdgroups in dict.fromkeys(min(wanted, limit) for limit in limits):
-        blocks = kv_heads * -(-wanted // simdgroups)
-        splits = (max(1, min(most, -(-target // blocks))) for target in THREADGROUPS)
-        found += [
-            AttentionGeometry(simdgroups, row_tiles, key_block, count)
-            for count in dict.fromkeys(splits)
-        ]
-    return tuple(found)
+    for layouts in _layouts(head_size, wanted):
+        for target in THREADGROUPS:
+            for simdgroups, halves in layouts:
+                blocks = kv_heads * -(-wanted // (simdgroups // halves))
+                splits = max(1, min(most, -(-target // blocks)))
+                found.append(AttentionGeometry(simdgroups, row_tiles, key_block, splits, halves))
+    return tuple(dict.fromkeys(found))
+
+
+def _layouts(head_size: int, wanted: int) -> list[list[tuple[int, int]]]:
+    """Return simdgroups per threadgroup and halves for `wanted` row tiles, most threads first.
+
+    Above head size 128 a query and its output take 96 registers of a lane, so both layouts are
+    candidates: halves, and whole rows with fewer simdgroups and barriers.
+    """
+    if head_size <= 128:
+        return [[(_even(wanted, most), 1)] for most in (8, 4, 2, 1)]
+    # 12 tiles in halves are 24 simdgroups, whose scores and staged keys take 29 of 32 KB
+    return [
+        [(2 * _even(wanted, halved), 2), (_even(wanted, whole), 1)]
+        for halved, whole in ((12, 16), (8, 8), (4, 4), (2, 2), (1, 1))
+    ]
+
+
+def _even(tiles: int, most: int) -> int:
+    """Return the tiles per threadgroup, at most `most`, with equal shares for all threadgroups."""
+    return -(-tiles // -(-tiles // most))
 
 
 def key_block_of(head_size: int, dtype: mx.Dtype) -> int:

@@ -6,6 +6,10 @@
 // registers between the two products, because the result and the left operand of a simdgroup
 // multiply have the same layout.
 //
+// Halves. With HALVES = 2 a pair of simdgroups shares a row tile. Each holds half of the elements
+// of a head (D of FULL), so that query and output fit in registers at head size 256. They add
+// their scores through threadgroup memory and compute the same weights.
+//
 // Order of D in q . k: slot s of multiply j in a piece of 16 is element 2 * s + j. A lane then
 // reads 4 adjacent elements of q and 2 of k. D is a multiple of 16.
 //
@@ -100,28 +104,19 @@ inline void clear_rows(threadgroup T* tile, int first_row, int thread_index) {
   }
 }
 
-// Adds the staged keys first_key, first_key + 1, ... to the rows of tile `rt`. The row of this
-// lane attends to the keys from `first` to `last`.
-template <typename T, int D, int RT, int KEYS>
-inline void attend(
+// Computes the scores of row tile `rt` for KEYS staged keys of FULL elements, over the D elements
+// from `keys` on.
+template <typename T, int FULL, int D, int RT, int KEYS>
+inline void score_keys(
     thread attention_rows<T, D, RT>& rows,
     int rt,
     const threadgroup T* keys,
-    const threadgroup T* values,
-    float scale,
-    int first_key,
-    int first,
-    int last,
-    int lane) {
-  constexpr int LD = D + ROW_PAD;
-  const int row = lane_row(lane);
-  const int column = lane_column(lane);
-
-  matrix8 score[KEYS / 8];
-  float top = rows.top[rt];
+    int lane,
+    thread matrix8 (&score)[KEYS / 8]) {
+  constexpr int LD = FULL + ROW_PAD;
   UNROLL
   for (int tile = 0; tile < KEYS / 8; ++tile) {
-    const threadgroup T* key = keys + (8 * tile + column) * LD + 2 * row;
+    const threadgroup T* key = keys + (8 * tile + lane_column(lane)) * LD + 2 * lane_row(lane);
     set_pair(score[tile], 0.0f, 0.0f);
     UNROLL
     for (int piece = 0; piece < D / 16; ++piece) {
@@ -137,6 +132,53 @@ inline void attend(
         simdgroup_multiply_accumulate(score[tile], left, right, score[tile]);
       }
     }
+  }
+}
+
+// Writes the scores of simdgroup `simd` for the other simdgroup of its pair.
+template <int KEYS>
+inline void share_scores(
+    thread matrix8 (&score)[KEYS / 8], threadgroup float* shared, int simd, int lane) {
+  UNROLL
+  for (int tile = 0; tile < KEYS / 8; ++tile) {
+    threadgroup float* pair = shared + (simd * (KEYS / 8) + tile) * 64 + 2 * lane;
+    pair[0] = pair_at(score[tile], 0);
+    pair[1] = pair_at(score[tile], 1);
+  }
+}
+
+// Adds the scores of the other simdgroup of the pair of `simd`.
+template <int KEYS>
+inline void add_scores(
+    thread matrix8 (&score)[KEYS / 8], const threadgroup float* shared, int simd, int lane) {
+  UNROLL
+  for (int tile = 0; tile < KEYS / 8; ++tile) {
+    const threadgroup float* pair = shared + ((simd ^ 1) * (KEYS / 8) + tile) * 64 + 2 * lane;
+    set_pair(
+        score[tile], pair_at(score[tile], 0) + pair[0], pair_at(score[tile], 1) + pair[1]);
+  }
+}
+
+// Adds the staged keys first_key, first_key + 1, ... with these scores to row tile `rt`. The row
+// of this lane attends to the keys from `first` to `last`; `values` is its part of D elements.
+template <typename T, int FULL, int D, int RT, int KEYS>
+inline void take_keys(
+    thread attention_rows<T, D, RT>& rows,
+    int rt,
+    thread matrix8 (&score)[KEYS / 8],
+    const threadgroup T* values,
+    float scale,
+    int first_key,
+    int first,
+    int last,
+    int lane) {
+  constexpr int LD = FULL + ROW_PAD;
+  const int row = lane_row(lane);
+  const int column = lane_column(lane);
+
+  float top = rows.top[rt];
+  UNROLL
+  for (int tile = 0; tile < KEYS / 8; ++tile) {
     UNROLL
     for (int e = 0; e < 2; ++e) {
       const int key_index = first_key + 8 * tile + column + e;
@@ -174,13 +216,15 @@ inline void attend(
   }
 }
 
-// Writes this lane's elements of row tile `rt`. DIRECT: the finished row of D elements.
-// Otherwise D unfinished sums, then the top score and the sum of weights.
-template <bool DIRECT, typename T, int D, int RT, typename O>
+// Writes this lane's elements of row tile `rt` from element `first` of its row `out` on. DIRECT:
+// finished values. Otherwise unfinished sums, and after FULL of them the top score and the sum of
+// weights.
+template <bool DIRECT, typename T, int FULL, int D, int RT, typename O>
 inline void store_rows(
     thread attention_rows<T, D, RT>& rows,
     int rt,
     device O* out,
+    int first,
     bool wanted,
     int lane) {
   const float sum = row_sum(rows.sum[rt]);
@@ -191,11 +235,11 @@ inline void store_rows(
   const float divisor = DIRECT ? sum : 1.0f;
   UNROLL
   for (int d = 0; d < D / 8; ++d) {
-    out[8 * d + column] = O(pair_at(rows.out[rt][d], 0) / divisor);
-    out[8 * d + column + 1] = O(pair_at(rows.out[rt][d], 1) / divisor);
+    out[first + 8 * d + column] = O(pair_at(rows.out[rt][d], 0) / divisor);
+    out[first + 8 * d + column + 1] = O(pair_at(rows.out[rt][d], 1) / divisor);
   }
-  if (!DIRECT && column == 0) {
-    out[D] = O(rows.top[rt]);
-    out[D + 1] = O(sum);
+  if (!DIRECT && first == 0 && column == 0) {
+    out[FULL] = O(rows.top[rt]);
+    out[FULL + 1] = O(sum);
   }
 }

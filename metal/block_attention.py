@@ -134,6 +134,7 @@ def _plan(
             ("KEYS", geometry.key_block),
             ("RT", geometry.row_tiles),
             ("SIMDS", geometry.simdgroups),
+            ("HALVES", geometry.halves),
             ("WINDOW", mask.window or 0),
             ("CAUSAL", mask.causal),
             ("DIRECT", splits == 1),

@@ -137,6 +137,7 @@ def _plan(
             ("KEYS", geometry.key_block),
             ("RT", geometry.row_tiles),
             ("SIMDS", geometry.simdgroups),
+            ("HALVES", geometry.halves),
             ("WINDOW", window),
             ("DIRECT", splits == 1),
         ),

@@ -33,7 +33,12 @@ AXES = Axes(
         "window": (None, 40),
         "causal": (False, True),
     },
-    extra={"split": (True, False), "simdgroups": (1, 2, 8), "row_tiles": (1, 2)},
+    extra={
+        "split": (True, False),
+        "simdgroups": (1, 2, 8),
+        "row_tiles": (1, 2),
+        "halves": (2, 1),  # half a head is a multiple of 16 elements
+    },
     shape={
         "rows": range(2, 33),
         "heads": ((8, 2), (6, 1)),
@@ -49,7 +54,7 @@ WATCHED = Axes(
         "causal": (False, True),
         "split": (True, False),
     },
-    extra={"simdgroups": (1, 8), "row_tiles": (1, 2)},
+    extra={"simdgroups": (1, 8), "row_tiles": (1, 2), "halves": (1, 2)},
     shape={"rows": (2, 5, 16), "heads": ((4, 2), (6, 1)), "context": (1, 32, 100)},
 )
 
@@ -97,11 +102,13 @@ def _run(case: Case, device: Device) -> None:
     size, dtype = case["size"], DTYPES[case["dtype"]]
     mask = BlockMask(case["window"], case["causal"])
     q, keys, truth = _posed(case["dtype"], size, case["heads"], case["rows"], case["context"], mask)
+    halves = case["halves"] if size % 32 == 0 else 1
     geometry = AttentionGeometry(
-        case["simdgroups"],
-        min(case["row_tiles"], 1 if size > 128 else 2),
+        case["simdgroups"] * halves,
+        1 if size > 128 or halves == 2 else case["row_tiles"],
         key_block_of(size, dtype),
         splits=1 + _n_keys(case) // 40 if case["split"] else 1,
+        halves=halves,
     )
     out = block_attention(q, keys, 1.5 * size**-0.5, mask, device=device, geometry=geometry)
     assert out.dtype == dtype

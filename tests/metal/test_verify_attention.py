@@ -35,7 +35,12 @@ AXES = Axes(
         "size": (128, 64, 80, 96, 192, 256),
         "window": (None, 1, 40),
     },
-    extra={"split": (True, False), "simdgroups": (1, 2, 8), "row_tiles": (1, 2)},
+    extra={
+        "split": (True, False),
+        "simdgroups": (1, 2, 8),
+        "row_tiles": (1, 2),
+        "halves": (2, 1),  # half a head is a multiple of 16 elements
+    },
     shape={
         "rows": range(2, 33),
         "heads": ((8, 2), (6, 1)),
@@ -50,7 +55,7 @@ WATCHED = Axes(
         "window": (None, 24),
         "split": (True, False),
     },
-    extra={"simdgroups": (1, 8), "row_tiles": (1, 2)},
+    extra={"simdgroups": (1, 8), "row_tiles": (1, 2), "halves": (1, 2)},
     shape={"rows": (2, 5, 16), "heads": ((4, 2), (6, 1)), "context": (0, 31, 100)},
 )
 
@@ -78,11 +83,13 @@ def _run(case: Case, device: Device) -> None:
     size, rows, dtype = case["size"], case["rows"], DTYPES[case["dtype"]]
     keys, window = rows + case["context"], case["window"]
     q, k, v, truth = _posed(case["dtype"], size, case["heads"], rows, keys, window)
+    halves = case["halves"] if size % 32 == 0 else 1
     geometry = AttentionGeometry(
-        case["simdgroups"],
-        min(case["row_tiles"], 1 if size > 128 else 2),
+        case["simdgroups"] * halves,
+        1 if size > 128 or halves == 2 else case["row_tiles"],
         key_block_of(size, dtype),
         splits=1 + _n_keys(case) // 40 if case["split"] else 1,
+        halves=halves,
     )
     scale = 1.5 * size**-0.5
     out = verify_attention(q, k, v, scale, window=window, device=device, geometry=geometry)
@@ -219,8 +226,21 @@ def test_rejects_unsupported_inputs(name: str) -> None:
 def test_geometries_hold_all_rows_of_a_group_where_registers_allow() -> None:
     """Rows in two threadgroups read each key twice."""
     for size, rows in ((128, 64), (128, 128), (256, 96), (256, 128), (64, 16)):
-        first = attention_geometries(size, mx.bfloat16, rows, 4, 1024)[0]
-        assert first.row_blocks(rows) == 1
+        first = attention_geometries(size, mx.bfloat16, rows, 4, 1024)[:2]
+        assert min(geometry.row_blocks(rows) for geometry in first) == 1
+
+
+def test_halves_fit_in_threadgroup_memory() -> None:
+    """The scores that two halves exchange are stored beside the staged keys and values."""
+    for size, dtype in ((192, mx.bfloat16), (256, mx.float16), (256, mx.float32)):
+        for rows in range(8, 513, 8):
+            for geometry in attention_geometries(size, dtype, rows, 2, 4096):
+                staged = 2 * geometry.key_block * (size + 8) * dtype.size
+                scores = (
+                    32 * geometry.simdgroups * geometry.key_block if geometry.halves == 2 else 4
+                )
+                assert staged + scores <= 32 * 1024
+                assert 32 * geometry.simdgroups <= 1024
 
 
 @pytest.mark.parametrize(
