@@ -31,9 +31,10 @@ inline void quantized_tile(
     int slices,
     int lane,
     thread matrix8 (&acc)[NT][MT]) {
-  typedef typename packed_unit<BITS>::type U;
   constexpr int RUN = KB / 8;
-  constexpr int UNITS = 2 * RUN * BITS / (8 * sizeof(U));
+  constexpr int RUN_BYTES = 2 * RUN * BITS / 8;
+  typedef typename packed_unit<unit_size(RUN_BYTES)>::type U;
+  constexpr int UNITS = RUN_BYTES / int(sizeof(U));
   const int row = lane_row(lane);
   const int column = lane_column(lane);
   const int groups = K / GROUP;

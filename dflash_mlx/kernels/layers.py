@@ -230,14 +230,19 @@ def _replaced(layer: nn.Module, kernel: _LinearKernel) -> nn.Module:
     return made
 
 
-def matrix_of(layer: nn.Module) -> Weight | None:
+def matrix_of(layer: Any) -> Weight | None:
     """Return the matrix of a linear layer or embedding, or None if no kernel supports it."""
     kind = _MLX.get(type(layer), type(layer))
-    if kind in (nn.Linear, nn.Embedding):
-        dense: mx.array = layer.weight
-        return dense if first_reason(dense_reasons(dense, dense.shape[1])) is None else None
-    if kind in (nn.QuantizedLinear, nn.QuantizedEmbedding) and layer.mode == "affine":
-        packed = packed_weight(layer)
-        inputs = packed.scales.shape[1] * packed.group_size
-        return packed if first_reason(quantized_reasons(packed, inputs)) is None else None
-    return None
+    if kind not in OURS or weight_refusal(layer) is not None:
+        return None
+    return packed_weight(layer) if "scales" in layer else layer.weight
+
+
+def weight_refusal(layer: Any) -> str | None:
+    """Return why no kernel supports the matrix of a linear layer or embedding, or None."""
+    if "scales" not in layer:
+        return first_reason(dense_reasons(layer.weight, layer.weight.shape[1]))
+    if layer.mode != "affine":
+        return f"the quantization mode is {layer.mode}; affine is needed"
+    packed = packed_weight(layer)
+    return first_reason(quantized_reasons(packed, packed.scales.shape[1] * packed.group_size))

@@ -27,6 +27,7 @@ from dflash_mlx.kernels.tuning_tasks import (
     matrix_tasks,
     path_tasks,
 )
+from dflash_mlx.kernels.unsupported import unsupported_layers
 from dflash_mlx.metal.build import DEFAULT_DEVICE, Device
 from dflash_mlx.metal.head_argmax import Head
 from dflash_mlx.metal.matrix_cases import Weight, outputs_of, weight_dtype
@@ -51,12 +52,17 @@ class PairKernels:
     """
 
     def __init__(
-        self, tasks: Sequence[TuningTask], autotuner: Autotuner, on_step: Step = lambda text: None
+        self,
+        tasks: Sequence[TuningTask],
+        autotuner: Autotuner,
+        on_step: Step = lambda text: None,
+        unsupported: Sequence[TuningResult[object]] = (),
     ) -> None:
         self.policy = autotuner.policy
         self.results: list[TuningResult[object]] = []
         """Results of the tasks that are done, stored or tuned now."""
         self._autotuner = autotuner
+        self._unsupported = list(unsupported)
         self._on_step = on_step
         self._pending = list(tasks)
         self._remaining_s = BUDGET_S
@@ -120,12 +126,16 @@ class PairKernels:
             on_step(self.store_error)
 
     def all_results(self) -> list[TuningResult[object]]:
-        """Return a result for every case; pending cases use stock MLX."""
+        """Return a result for every case, and for every kind of layer that no kernel supports.
+
+        Pending cases and unsupported layers use stock MLX.
+        """
         cases = [task.case for task in self._pending]
-        return self.results + [
+        pending: list[TuningResult[object]] = [
             TuningResult(case.kernel, case.shape, None, "not autotuned on this machine yet")
             for case in cases
         ]
+        return self.results + pending + self._unsupported
 
     def _apply(self, task: TuningTask, result: TuningResult[object]) -> None:
         task.select(result.geometry)
@@ -181,7 +191,12 @@ def install_kernels(
     tasks += attention_tasks(attentions, rows, device)
     tasks += convolution_tasks(convolutions, rows, device)
     tasks += path_tasks(selectors, rows, device)
-    kernels = PairKernels(by_rows(tasks), autotuner or default_autotuner(policy), on_step)
+    kernels = PairKernels(
+        by_rows(tasks),
+        autotuner or default_autotuner(policy),
+        on_step,
+        unsupported_layers(target.model) + unsupported_layers(draft.model),
+    )
     kernels.load_stored()
     return kernels
 
