@@ -237,10 +237,20 @@ def test_a_key_that_would_be_ignored_is_refused_by_name(name, changes, error, wo
 
 
 def test_rope_keys_beside_a_text_model_are_refused():
-    """They have no effect there, and their author believes otherwise."""
+    """They had no effect there; copies of the text model's values are harmless."""
     config = {**CONFIGS["qwen3_5"], "rope_scaling": YARN}
     with pytest.raises(BadCheckpoint, match="rope_scaling beside text_config"):
         read_target_config(config, "a file")
+    text = config["text_config"]
+    copied = {**CONFIGS["qwen3_5"], "rope_parameters": text["rope_parameters"]}
+    read_target_config(copied, "a file")
+
+
+def test_tied_embeddings_beside_a_text_model_are_used():
+    """transformers reads the key at the top; mlx-lm asked for a head that the file lacks."""
+    config = changed("qwen3_5", tie_word_embeddings=None)
+    config["tie_word_embeddings"] = True
+    assert arguments(read_target_config(config, "a file").values)["tie_word_embeddings"] is True
 
 
 @pytest.mark.parametrize(

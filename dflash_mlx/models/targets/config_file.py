@@ -83,11 +83,15 @@ def read_target_config(config: Mapping[str, Any], source: str) -> TargetConfig:
     if inner is not None and not isinstance(inner, Mapping):
         raise BadCheckpoint(f"{source}: text_config is {quoted(inner)}; it needs a table")
     text: dict[str, Any] = dict(config if inner is None else inner)
-    if inner is not None and (stray := sorted(ROPE_KEYS & config.keys())):
-        raise BadCheckpoint(
-            f"{source} has {', '.join(stray)} beside text_config, where it has no effect; move it "
-            "into text_config"
-        )
+    if inner is not None:
+        stray = [key for key in sorted(ROPE_KEYS & config.keys()) if config[key] != text.get(key)]
+        if stray:
+            raise BadCheckpoint(
+                f"{source} has {', '.join(stray)} beside text_config, where it has no effect; move "
+                "it into text_config"
+            )
+        if "tie_word_embeddings" in config:  # transformers reads it there, mlx-lm does not
+            text.setdefault("tie_word_embeddings", config["tie_word_embeddings"])
     text = {**_DEFAULTS.get(module, {}), **_renamed(module, text, source)}
     text = _with_interval(module, text, source)
     if text.get("gating") == "per-head":  # Laguna; mlx-lm's spelling is true
