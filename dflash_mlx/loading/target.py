@@ -15,7 +15,7 @@ from typing import Any
 import mlx.nn as nn
 
 from dflash_mlx.config import SamplingConfig
-from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
+from dflash_mlx.errors import BadCheckpoint, BadRequest, UnsupportedModel
 from dflash_mlx.gguf.read import read_gguf
 from dflash_mlx.gguf.tokenizer import build_tokenizer
 from dflash_mlx.loading.arguments import check_argument_types
@@ -29,7 +29,7 @@ from dflash_mlx.models.targets.config_file import TargetConfig, read_target_conf
 from dflash_mlx.models.targets.decoder import DecoderTarget
 from dflash_mlx.models.targets.families import family_of
 from dflash_mlx.pairs.model_files import missing_files
-from dflash_mlx.system.foreign import reading, shorten
+from dflash_mlx.system.foreign import reading, reason, shorten
 from dflash_mlx.system.json_file import read_json
 
 _LOG = logging.getLogger("dflash_mlx")
@@ -107,7 +107,13 @@ def _read_model(path: Path, config: TargetConfig) -> nn.Module:
     if config.text is config.values and "tie_word_embeddings" not in values:
         # mlx-lm ties by default and drops the head, transformers does not
         values["tie_word_embeddings"] = "lm_head.weight" not in names
-    with tempfile.TemporaryDirectory(prefix="dflash-mlx-") as staged:
+    try:
+        temporary = tempfile.TemporaryDirectory(prefix="dflash-mlx-")
+    except OSError as error:
+        raise BadRequest(
+            f"no temporary folder can be written ({reason(error)}); set TMPDIR to one"
+        ) from error
+    with temporary as staged:
         folder = Path(staged)
         (folder / "config.json").write_text(json.dumps(values), encoding="utf-8")
         for number, name in enumerate(checkpoint):

@@ -1,12 +1,13 @@
 """Targets from folders: the index decides, spellings mean the same model, odd files are refused."""
 
 import json
+import tempfile
 
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from dflash_mlx.errors import BadCheckpoint, DFlashError
+from dflash_mlx.errors import BadCheckpoint, BadRequest, DFlashError
 from dflash_mlx.loading.compute import compute_here
 from dflash_mlx.loading.draft import load_draft
 from dflash_mlx.loading.target import load_target
@@ -158,6 +159,14 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path, family):
         load_target(folder, compute_here())
     (folder / "tokenizer_config.json").write_text("{}")
     with pytest.raises(BadCheckpoint, match="has no tokenizer"):
+        load_target(folder, compute_here())
+
+
+def test_a_machine_without_a_temporary_folder_is_told(tmp_path, monkeypatch):
+    """mlx-lm reads the model from a temporary folder; its absence gave a traceback."""
+    folder = tiny_folder(tmp_path / "target")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(BadRequest, match="set TMPDIR"):
         load_target(folder, compute_here())
 
 
