@@ -3,6 +3,7 @@
 It must not know how answers are split or parsed; `engine` does.
 """
 
+import importlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, cast
@@ -60,6 +61,13 @@ _MORE_THINKING = (("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
 """Thinking marks that mlx-lm does not know: Magistral's and Seed-OSS's."""
 
 
+_TEMPLATE_MARKS = (
+    ("qwen3_coder", ("<tool_call>\n<function=",)),
+    ("json_tools", ("<tool_call>", "tool_call.name")),
+)
+"""Tool formats of templates, for tokenizers that mlx-lm did not load: those of GGUF files."""
+
+
 @dataclass(frozen=True)
 class AnswerFormat:
     """The marks of a model's answers.
@@ -103,8 +111,10 @@ def answer_format(wrapper: TokenizerWrapper, template: str) -> AnswerFormat:
     thinking = _thinking(wrapper, vocabulary.keys())
     tool_call: tuple[str, str] | None = None
     tool_format: ToolFormat | None = None
-    if wrapper.has_tool_calling:
-        tool_call, tool_format = (wrapper.tool_call_start, wrapper.tool_call_end), "mlx_lm"
+    module = wrapper.init_kwargs.get("tool_parser_type") or _tool_module(template)
+    if module is not None:
+        parser = importlib.import_module(f"mlx_lm.tool_parsers.{module}")
+        tool_call, tool_format = (parser.tool_call_start, parser.tool_call_end), "mlx_lm"
     elif vocabulary.keys() >= _DEEPSEEK:
         tool_call, tool_format = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"), "deepseek"
     elif _PYTHON_TAG in vocabulary:
@@ -115,13 +125,19 @@ def answer_format(wrapper: TokenizerWrapper, template: str) -> AnswerFormat:
         thinking=thinking,
         tool_call=tool_call,
         tool_format=tool_format,
-        tool_module=wrapper.init_kwargs.get("tool_parser_type"),
+        tool_module=module,
         # Llama 3.1's template asks for bare JSON; the tag is for its built-in tools
         bare_json_calls=tool_format == "llama3_json" and '"parameters"' in template,
         transitions=_transitions(wrapper),
         initial=cast(State, wrapper.response_initial_state or "normal"),
         text_tokens=frozenset(structural & vocabulary.keys()),
     )
+
+
+def _tool_module(template: str) -> str | None:
+    """Return mlx-lm's name of the tool format of a template, for tokenizers it did not load."""
+    text = template.replace("\\n", "\n")
+    return next((name for name, marks in _TEMPLATE_MARKS if all(m in text for m in marks)), None)
 
 
 def _thinking(wrapper: TokenizerWrapper, vocabulary: Iterable[str]) -> tuple[str, str] | None:

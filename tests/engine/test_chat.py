@@ -5,7 +5,6 @@ import json
 
 import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from mlx_lm.tool_parsers import json_tools
 from transformers import PreTrainedTokenizerFast
 
 from dflash_mlx.config import GenerationConfig
@@ -30,14 +29,7 @@ def qwen3_tokenizer():
     fast = PreTrainedTokenizerFast(
         tokenizer_object=raw, eos_token="<|im_end|>", chat_template=TEMPLATES["qwen3"]
     )
-    fast.init_kwargs["tool_parser_type"] = "json_tools"
-    wrapper = TokenizerWrapper(
-        fast,
-        tool_call_start=json_tools.tool_call_start,
-        tool_call_end=json_tools.tool_call_end,
-        tool_parser=json_tools.parse_tool_call,
-    )
-    return Tokenizer(wrapper)
+    return Tokenizer(TokenizerWrapper(fast))
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from dflash_mlx.loading.tokenizer import Tokenizer
 from tests.loading.byte_level import byte_level, raw_tokenizer, write_byte_level
 from tests.loading.test_chat_template import TEMPLATES
 
+DEEPSEEK = ("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep")
 HI = [{"role": "user", "content": "hi"}]
 
 
@@ -97,6 +98,25 @@ def test_thinking_follows_the_template(template, switch, thinks):
         return
     on, off = (tokenizer.tail(tokenizer.render(HI, way)) for way in (True, False))
     assert on != off
+
+
+@pytest.mark.parametrize(
+    ("template", "special", "tool_format", "module"),
+    [
+        ("qwen3", (), "mlx_lm", "json_tools"),
+        ("qwen3_coder", (), "mlx_lm", "qwen3_coder"),
+        ("qwen35", (), "mlx_lm", "qwen3_coder"),
+        ("llama31", ("<|python_tag|>",), "llama3_json", None),
+        ("deepseek_v31", tuple(f"<｜tool▁{n}｜>" for n in DEEPSEEK), "deepseek", None),
+        ("gpt_oss", ("<|start|>", "<|end|>", "<|channel|>", "<|message|>"), "harmony", None),
+        ("chatml", (), None, None),
+    ],
+)
+def test_the_tool_format_follows_template_and_vocabulary(template, special, tool_format, module):
+    """Tokenizers of GGUF files had no tool calls, and three formats have no parser in mlx-lm."""
+    form = byte_level(TEMPLATES[template], ("<eos>", *special)).answer_format
+    assert (form.tool_format, form.tool_module) == (tool_format, module)
+    assert form.bare_json_calls is (template == "llama31")
 
 
 @pytest.mark.parametrize(
