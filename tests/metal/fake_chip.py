@@ -100,7 +100,7 @@ def _block(launch: Launch, template: dict[str, Any]) -> mx.array:
 
 
 def _split(launch: Launch, out: mx.array) -> mx.array:
-    """Return finished rows as the launch wants them: in the first split, the others are empty."""
+    """Return finished rows, or parts for the merge: all in the first split, the others empty."""
     shape = launch.output_shapes[0]
     if launch.output_dtypes[0] == out.dtype and shape == out.shape:
         return out
