@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_map
 
 from dflash_mlx.kernels.autotuner import Autotuner
 from dflash_mlx.kernels.layers import MatrixGroup, replace_linears
 from dflash_mlx.kernels.pair_kernels import PairKernels
 from dflash_mlx.kernels.tuning_tasks import ATTENTION_ROWS, MATRIX_ROWS, matrix_tasks, row_ranges
-from dflash_mlx.metal.build import Device, Launch
+from dflash_mlx.metal.build import Device, Launch, Metal
 from dflash_mlx.metal.geometry import MatrixGeometry
 from dflash_mlx.metal.quantized_verify import QuantizedWeight
 from tests.metal.exactness import drawn
@@ -89,6 +90,50 @@ def test_rows_without_a_choice_take_the_stock_path(bits: int | None, device: Dev
         group.choices.select(range(7, 33), MatrixGeometry(2, 2))
     assert mx.array_equal(model(TOKENS), expected)
     assert counting.launches == []
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+def test_replaced_parameters_are_used(bits: int | None, device: Device) -> None:
+    """A layer prepares its launches; one with the arrays of before gave the old result."""
+    model, other = _model(bits), _model(bits)
+    other.update(tree_map(lambda array: array[::-1], _matrices(other)))
+    for group in replace_linears(model, device=device):
+        group.choices.select(range(2, 33), MatrixGeometry(2, 2))
+    mx.eval(model(TOKENS))
+    model.update(_matrices(other))
+    assert mx.allclose(model(TOKENS), other(TOKENS), rtol=1e-4, atol=1e-5)
+
+
+def _matrices(model: Tied) -> dict[str, Any]:
+    """Return the parameters of the linear layers."""
+    found: dict[str, Any] = {"layers": model.layers[0].parameters()}
+    return {"layers": [found["layers"]]}
+
+
+def test_a_later_choice_is_used(device: Device) -> None:
+    """A prepared launch must not hold the geometry of an earlier choice."""
+    counting = Counting(device)
+    model = nn.Sequential(nn.Linear(64, 96, bias=False))
+    (group,) = replace_linears(model, device=counting)
+    x, grids = mx.ones((1, 4, 64)), []
+    for geometry in (MatrixGeometry(1, 1), MatrixGeometry(2, 2), None):
+        group.choices.select(range(2, 6), geometry)
+        model(x)
+        grids.append(len(counting.launches) and counting.launches[-1].grid)
+    assert grids == [(32, 12, 1), (64, 6, 1), (64, 6, 1)]
+    assert len(counting.launches) == 2
+
+
+def test_a_call_is_one_launch_for_mlx() -> None:
+    """Reshapes around the launch cost as much host time as the arguments."""
+    model = nn.Sequential(nn.Linear(64, 96, bias=False))
+    for group in replace_linears(model, device=Metal()):
+        group.choices.select(range(2, 6), MatrixGeometry(1, 1))
+    mx.eval(model.parameters())
+    events: list[dict[str, Any]] = []
+    mx.export_function(events.append, model, mx.ones((1, 4, 64)))
+    primitives = [event["name"] for event in events if event["type"] == "primitive"]
+    assert primitives == ["CustomKernel"]
 
 
 @pytest.mark.parametrize("bits", [None, 4])
