@@ -43,6 +43,7 @@ def public() -> list[Object | Alias]:
     package = loader.load("dflash_mlx")
     loader.resolve_aliases(external=False)
     members = [package[name] for name in sorted(package.exports or [])]
+    members += [package[f"openai.client.{name}"] for name in ("Client", "AsyncClient")]
     return [
         member.final_target if isinstance(member, Alias) else member
         for member in members

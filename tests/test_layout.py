@@ -28,6 +28,7 @@ LEVELS = (
     "decode",
     "controller",
     "engine",
+    "openai",
     "convert",
     "charts",
     "bench",
