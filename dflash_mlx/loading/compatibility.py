@@ -87,14 +87,14 @@ def configured_dimensions(config: Mapping[str, Any], source: str) -> ConfiguredD
         value = next((text[key] for key in keys if text.get(key) is not None), None)
         if not isinstance(value, int):
             raise BadCheckpoint(
-                f"{source}: {keys[0]} is {quoted(value)}; config.json needs a whole number there"
+                f"{source}: {keys[-1]} is {quoted(value)}; config.json needs a whole number there"
             )
         return value
 
     vocab_size = text.get("vocab_size", config.get("vocab_size"))
     return ConfiguredDimensions(
         hidden_size=whole("hidden_size"),
-        n_layers=whole("num_hidden_layers", "num_layers"),  # LongCat-Flash uses the second
+        n_layers=whole("num_layers", "num_hidden_layers"),  # the first is LongCat-Flash's
         vocab_size=vocab_size if isinstance(vocab_size, int) else None,
     )
 

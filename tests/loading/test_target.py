@@ -162,7 +162,7 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path, family):
         load_target(folder, compute_here())
 
 
-def test_a_machine_without_a_temporary_folder_is_told(tmp_path, monkeypatch):
+def test_a_missing_temporary_folder_is_one_line(tmp_path, monkeypatch):
     """mlx-lm reads the model from a temporary folder; its absence gave a traceback."""
     folder = tiny_folder(tmp_path / "target")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))

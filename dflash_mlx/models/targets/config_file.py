@@ -188,6 +188,6 @@ def _context_length(module: str, longest: Any, rope: Any, source: str) -> int | 
             f"{source}: max_position_embeddings is {quoted(longest)}; it needs a whole number "
             f"from 1 to {_MAX_LENGTH}"
         )
-    if rope is None or module.startswith("gemma"):
+    if rope is None or (module.startswith("gemma") and rope.kind == "linear"):
         return longest  # Gemma's published linear scaling is part of its length already
     return int(rope.context_length(longest))
