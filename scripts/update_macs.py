@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dflash_mlx.config import PairCard
-from dflash_mlx.doctor.precision import precision_of
+from dflash_mlx.hub.builds import precision_of
 from dflash_mlx.pairs import registry
 from dflash_mlx.pairs.precision import PrecisionConfig, PrecisionDecision, PrecisionRefusal
 from dflash_mlx.system.chips import MacDescription, all_macs
@@ -36,6 +36,9 @@ Rules, in `dflash_mlx/pairs/precision.py`:
   the draft's bytes in bytes of a decode step. Smaller blocks, which are chosen by measurement, can
   be faster; models with experts read more of them for a block than for a token, which is not
   counted.
+
+`chat`, `generate` and `bench` load the published build of the chosen precision, or the nearest one
+that fits, with the published 16-bit draft: a draft in fewer bits has to be converted first.
 
 Chips are in `dflash_mlx/system/chips.py` and shapes of pairs in `dflash_mlx/pairs/shapes.toml`,
 with their sources. Caches of pairs marked * are an upper bound. "–": nothing fits.

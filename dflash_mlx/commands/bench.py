@@ -11,6 +11,7 @@ import typer
 from dflash_mlx.commands.inference import open_pair
 from dflash_mlx.commands.options import (
     DEFAULT_MODEL,
+    BitsOption,
     BlasOption,
     DraftOption,
     DTypeOption,
@@ -42,6 +43,7 @@ class BenchOptions:
 
     model: ModelOption = DEFAULT_MODEL
     draft: DraftOption = "auto"
+    bits: BitsOption = "auto"
     kind: Annotated[
         list[str] | None,
         typer.Option(
@@ -110,7 +112,7 @@ def bench(options: BenchOptions) -> None:
     before = read_earlier(typed_path(options.compare)) if options.compare else None
     page = _check_writable(options.html) if options.html else None
     terminal = Terminal()
-    with open_pair(options.model, options.draft, terminal, policy, dtype) as engine:
+    with open_pair(options.model, options.draft, terminal, policy, dtype, options.bits) as engine:
         engine.autotune_kernels(terminal.show_status)  # not between answers that are timed
         report = _measure(engine, work, config, terminal)
         terminal.clear_status()

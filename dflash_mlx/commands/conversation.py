@@ -151,7 +151,9 @@ class Conversation:
     def _open(self, model: str, draft: str) -> _OpenPair:
         policy = kernel_policy(self._options.kernels)
         dtype = compute_dtype(self._options.dtype)
-        engine = open_pair(model, draft, self._terminal, policy, dtype)
+        # --bits belongs to the model of the command line, not to one that /model names
+        bits = self._options.bits if model == self._options.model else "auto"
+        engine = open_pair(model, draft, self._terminal, policy, dtype, bits)
         try:
             config = self._options.generation(engine.loaded.sampling)
             engine.resolve(config)

@@ -14,6 +14,7 @@ from dflash_mlx.commands.options import (
     DraftOption,
     JsonOption,
     ModelOption,
+    parse_bits,
     prepare,
 )
 from dflash_mlx.errors import BadRequest, DFlashError
@@ -146,14 +147,9 @@ def precision_config(options: DoctorOptions) -> "PrecisionConfig":
     """
     from dflash_mlx.pairs.precision import PrecisionConfig
 
-    def parse(option: str, text: str) -> Any:
-        if text == "auto" or text.isdecimal():
-            return text if text == "auto" else int(text)
-        raise BadRequest(f"{option} is {text!r}; it needs auto or a number of bits")
-
     return PrecisionConfig(
-        bits=parse("--bits", options.bits),
-        draft_bits=parse("--draft-bits", options.draft_bits),
+        bits=parse_bits("--bits", options.bits),
+        draft_bits=parse_bits("--draft-bits", options.draft_bits),
         context=options.context,
     )
 

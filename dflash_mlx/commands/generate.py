@@ -46,7 +46,7 @@ def generate(options: GenerateOptions) -> None:
     prepare(options.blas)
     terminal = Terminal()
     policy, dtype = kernel_policy(options.kernels), compute_dtype(options.dtype)
-    with open_pair(options.model, options.draft, terminal, policy, dtype) as engine:
+    with open_pair(options.model, options.draft, terminal, policy, dtype, options.bits) as engine:
         config = options.generation(
             engine.loaded.sampling, chat_template=not options.no_chat_template
         )

@@ -5,9 +5,10 @@ It must not know which command asks.
 
 from typing import TYPE_CHECKING
 
-from dflash_mlx.commands.options import RequestOptions
+from dflash_mlx.commands.options import RequestOptions, parse_bits
 from dflash_mlx.commands.progress import LoadingProgress, PrefillProgress
 from dflash_mlx.commands.terminal import Terminal, exit_now, on_interrupt
+from dflash_mlx.errors import BadRequest
 from dflash_mlx.system.blas import openblas_advice
 
 if TYPE_CHECKING:
@@ -21,8 +22,12 @@ def open_pair(
     terminal: Terminal,
     kernels: "KernelPolicy" = "auto",
     dtype: "ComputeDType" = "auto",
+    bits: str = "auto",
 ) -> "Engine":
-    """Load a pair and return its engine. Ctrl-C during loading ends the process."""
+    """Load a pair and return its engine. Ctrl-C during loading ends the process.
+
+    `bits` selects the published build of a known pair's target; see `_build_for_machine`.
+    """
     with LoadingProgress(terminal) as loading:
 
         def stop() -> None:
@@ -33,7 +38,8 @@ def open_pair(
             terminal.show_status("starting MLX")  # the first import takes a second or more
             from dflash_mlx import load
 
-            return load(model, draft, hooks=loading.hooks, kernels=kernels, dtype=dtype)
+            build = _build_for_machine(model, bits, terminal)
+            return load(build, draft, hooks=loading.hooks, kernels=kernels, dtype=dtype)
 
 
 def describe(engine: "Engine", config: "GenerationConfig", options: RequestOptions) -> list[str]:
@@ -100,3 +106,51 @@ def print_answer(
 def _short_name(reference: str) -> str:
     """Return the last part of a model reference."""
     return reference.rsplit("/", 1)[-1].removeprefix("package:")
+
+
+def _build_for_machine(model: str, bits: str, terminal: Terminal) -> str:
+    """Return the build of a known pair's target to load, and log the choice; else `model`.
+
+    Automatic on Metal only: on a CPU weights are converted to float32, so fewer bits save nothing.
+
+    Raises:
+        BadRequest: no build has the requested bits, or nothing fits this machine.
+    """
+    from dflash_mlx.hub.builds import build_with_bits, choose_build
+    from dflash_mlx.hub.pins import Pins
+    from dflash_mlx.hub.resolve import find_here
+    from dflash_mlx.pairs import registry
+    from dflash_mlx.pairs.pairing import choose
+    from dflash_mlx.pairs.precision import PrecisionConfig
+    from dflash_mlx.system.chips import GIB, find_chip
+    from dflash_mlx.system.machine import this_machine
+    from dflash_mlx.system.settings import settings_folder
+
+    config = PrecisionConfig(bits=parse_bits("--bits", bits))
+    choice = choose(model)
+    card = registry.find(model) if choice.card is not None else None
+    if card is None:
+        if config.bits != "auto":
+            raise BadRequest(
+                f"--bits {bits} selects a build of a known pair and {model} is not the nickname of "
+                "one; give the folder or the id of a build, without --bits"
+            )
+        return model
+    machine = this_machine()
+    if machine.device != "metal" or machine.usable_bytes is None:
+        build = None if config.bits == "auto" else build_with_bits(card, int(config.bits))
+        if build is None and config.bits != "auto":
+            raise BadRequest(f"--bits is {bits} and no such build of {model} is published")
+        return build or model
+    pins = Pins(settings_folder())
+    chip = find_chip(machine.chip, (machine.memory_bytes or 0) // GIB)
+
+    def is_here(reference: str) -> bool:
+        revision = card.target_revision if reference == card.target else None
+        return find_here(reference, pins=pins, revision=revision) is not None
+
+    chosen = choose_build(card, chip, machine.usable_bytes, config, is_here)
+    if chosen is None:
+        return model
+    terminal.log(chosen[1], dim=True)
+    return model if chosen[0] == card.target else chosen[0]

@@ -37,6 +37,13 @@ DraftOption = Annotated[
         "tokens are copied from the context), or a name."
     ),
 ]
+BitsOption = Annotated[
+    str,
+    typer.Option(
+        help="Bits per weight of the target: auto (on Metal, the build of a known pair that fits "
+        "and is fastest; on a CPU, the original), 4, 5, 6, 8 or 16."
+    ),
+]
 KernelsOption = Annotated[
     str,
     typer.Option(
@@ -68,6 +75,7 @@ class RequestOptions:
 
     model: ModelOption = DEFAULT_MODEL
     draft: DraftOption = "auto"
+    bits: BitsOption = "auto"
     block_size: Annotated[
         str,
         typer.Option(
@@ -153,6 +161,7 @@ class RequestOptions:
             raise BadRequest(
                 f"--block-size {block_size} needs a draft; omit --draft none, or use --block-size 1"
             )
+        parse_bits("--bits", self.bits)
         blas_choice(self.blas)
         kernel_policy(self.kernels)
         compute_dtype(self.dtype)
@@ -240,6 +249,17 @@ def reasoning_effort(text: str | None) -> ReasoningEffort | None:
         return None
     choice = _one_of("--reasoning-effort", text, get_args(ReasoningEffort))
     return cast(ReasoningEffort, choice)
+
+
+def parse_bits(option: str, text: str) -> Any:
+    """Return the value of `--bits` or `--draft-bits`: "auto" or a number.
+
+    Raises:
+        BadRequest: the text is neither; numbers are checked by `PrecisionConfig`.
+    """
+    if text == "auto" or text.isdecimal():
+        return text if text == "auto" else int(text)
+    raise BadRequest(f"{option} is {text!r}; it needs auto or a number of bits")
 
 
 def parse_numbers(option: str, text: str) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ It must not know models in memory.
 """
 
 __all__ = [
+    "builds",
     "data_file",
     "data_sets",
     "download",

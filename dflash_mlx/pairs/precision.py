@@ -122,6 +122,13 @@ def decide(
             f"--context is {config.context} and the model's context length is {length}",
             (f"--context {length}",),
         )
+    if facts.published_bytes is not None and config.bits not in ("auto", facts.published_bits):
+        again = decide(facts, chip, usable_bytes, replace(config, bits="auto"))
+        change = again.remedies if isinstance(again, PrecisionRefusal) else ("",)
+        return PrecisionRefusal(
+            f"--bits is {config.bits} and the target is published in {facts.published_bits} bits",
+            tuple(f"--bits {facts.published_bits} {option}".strip() for option in change),
+        )
     first = min(config.context or DEFAULT_CONTEXT, length)
     shorter = () if config.context else tuple(n for n in _SHORTER_CONTEXTS if n < first)
     for context in (first, *shorter):

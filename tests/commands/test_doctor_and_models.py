@@ -217,3 +217,31 @@ def test_doctor_and_models_choose_a_precision_on_a_mac(home, capsys, monkeypatch
     out = run(capsys, "doctor", "-m", "qwen3-4b")
     assert "ok  precision        target 6 bits" in out
     assert "  choice  6 bits, draft 8 bits" in run(capsys, "models")
+
+
+def test_a_nickname_loads_the_build_that_fits_this_mac(loads, capsys, monkeypatch):
+    """The choice, its bytes and how to override it are one line at the start."""
+    mac = read_mac("M2 16GB")
+    machine = replace(
+        this_machine(),
+        device="metal",
+        chip="Apple M2",
+        memory_bytes=mac.memory_bytes,
+        usable_bytes=mac.usable_bytes,
+    )
+    monkeypatch.setattr("dflash_mlx.system.machine.this_machine", lambda: machine)
+    assert main(["generate", "hi", "-m", "qwen3-8b", "--max-tokens", "2"]) == 0
+    assert loads[-1] == ("mlx-community/Qwen3-8B-4bit", "auto")
+    assert "target 4 bits" in capsys.readouterr().err
+    assert main(["generate", "hi", "-m", "qwen3-8b", "--bits", "16"]) == 2
+    assert "--bits 4" in capsys.readouterr().err
+
+
+def test_on_a_cpu_bits_are_a_choice_of_the_user(loads, capsys):
+    """Weights become float32 on a CPU, so fewer bits save no memory there."""
+    assert main(["generate", "hi", "-m", "qwen3-8b", "--max-tokens", "2"]) == 0
+    assert loads[-1] == ("qwen3-8b", "auto")
+    assert main(["generate", "hi", "-m", "qwen3-8b", "--bits", "4", "--max-tokens", "2"]) == 0
+    assert loads[-1] == ("mlx-community/Qwen3-8B-4bit", "auto")
+    assert main(["generate", "hi", "-m", "org/model", "--bits", "4"]) == 2
+    assert "nickname" in capsys.readouterr().err

@@ -1,11 +1,14 @@
 """Findings about the precision of a known pair on a Mac."""
 
+from contextlib import suppress
+
 import pytest
 
-from dflash_mlx.doctor.precision import (
+from dflash_mlx.doctor.precision import check_precision, describe_pair
+from dflash_mlx.errors import BadRequest
+from dflash_mlx.hub.builds import (
     build_with_bits,
-    check_precision,
-    describe_pair,
+    choose_build,
     largest_that_fits,
     precision_of,
 )
@@ -83,3 +86,55 @@ def test_builds_are_found_by_their_bits():
     assert build_with_bits(card, 5) is None
     published = registry.find("gpt-oss-20b")
     assert build_with_bits(published, 4) == published.target
+    assert build_with_bits(published, 16) is None
+
+
+def chosen(nickname, mac, bits="auto", here=()):
+    described = read_mac(mac)
+    config = PrecisionConfig(bits=bits)
+    card = registry.find(nickname)
+    return choose_build(
+        card, described.chip, described.usable_bytes, config, lambda name: name in here
+    )
+
+
+def test_the_build_that_fits_is_loaded():
+    """A nickname downloaded 16 GB of bfloat16 to a Mac with 16 GB of memory."""
+    build, text = chosen("qwen3-8b", "M2 16GB")
+    assert build == "mlx-community/Qwen3-8B-4bit"
+    assert "target 4 bits" in text and "--bits" in text
+    assert chosen("qwen3-4b", "M2 Max 64GB")[0] == "mlx-community/Qwen3-4B-8bit"
+
+
+def test_a_build_on_the_disk_comes_first():
+    """Another build was downloaded although one that fits was there."""
+    card = registry.find("qwen3-8b")
+    assert chosen("qwen3-8b", "M2 Max 64GB", here=[card.target])[0] == card.target
+    too_large = chosen("qwen3-8b", "M2 16GB", here=[card.target])
+    assert too_large[0] == "mlx-community/Qwen3-8B-4bit"
+
+
+def test_requested_bits_are_kept_or_refused():
+    """`--bits 5` must not load 4 bits."""
+    assert chosen("qwen3-8b", "M2 Max 64GB", 16)[0] == "Qwen/Qwen3-8B"
+    with pytest.raises(BadRequest, match=r"no build of qwen3-8b with 5 bits.*convert"):
+        chosen("qwen3-8b", "M2 Max 64GB", 5)
+    with pytest.raises(BadRequest, match=r"does not fit.*--bits 4"):
+        chosen("qwen3-8b", "M2 16GB", 16)
+
+
+def test_a_pair_of_unknown_size_is_loaded_as_before():
+    """Without recorded sizes the original is loaded."""
+    assert chosen("gemma-4-31b", "M2 Max 64GB") is None
+
+
+@pytest.mark.parametrize("mac", all_macs()[::5], ids=lambda mac: mac.name)
+def test_every_chosen_build_is_published(mac):
+    """A build that is not published cannot be loaded."""
+    n_chosen = 0
+    for card in registry.cards():
+        with suppress(BadRequest):
+            found = chosen(card.nickname, mac.name)
+            assert found is None or found[0] in (card.target, *card.targets)
+            n_chosen += found is not None
+    assert n_chosen > 0

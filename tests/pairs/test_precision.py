@@ -41,7 +41,7 @@ def test_every_choice_fits_and_keeps_to_the_request(nickname):
             if isinstance(found, PrecisionRefusal):
                 continue
             assert found.total_bytes <= mac.usable_bytes, (mac.name, config)
-            assert config.bits in ("auto", found.bits) or facts.published_bytes
+            assert config.bits in ("auto", found.bits)
             assert config.draft_bits in ("auto", found.draft_bits)
             assert found.context == config.context or config.context is None
             assert found.context <= found.longest_context <= facts.shape.context_length
@@ -61,7 +61,7 @@ def test_every_refusal_names_a_change_that_helps(nickname):
                 again = decide(facts, mac.chip, mac.usable_bytes, changed)
                 assert isinstance(again, PrecisionDecision), (mac.name, config, remedy)
             if not found.remedies:  # then nothing at all fits
-                floor = PrecisionConfig(bits=4, draft_bits=4, context=2048)
+                floor = PrecisionConfig(draft_bits=4, context=2048)
                 again = decide(facts, mac.chip, mac.usable_bytes, floor)
                 assert isinstance(again, PrecisionRefusal), (mac.name, config)
 
