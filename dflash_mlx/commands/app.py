@@ -11,8 +11,8 @@ import typer
 from typer.main import get_command
 
 from dflash_mlx import __version__
+from dflash_mlx.commands.flags import as_flags
 from dflash_mlx.commands.foreign_options import remedy
-from dflash_mlx.commands.options import as_flags
 from dflash_mlx.errors import BadRequest
 
 COMMANDS = {

@@ -1,17 +1,16 @@
-"""Command line options: each command declares its own as the fields of one frozen dataclass.
+"""Options that several commands share, and the values that their texts stand for.
 
-`as_flags` turns a command that takes such a dataclass into one with a flag per field, which is
-the form typer needs. It must not import MLX or models: `--help` imports this module.
+Each command declares its options as the fields of one frozen dataclass; see `flags`. It must not
+import MLX or models: `--help` imports this module.
 """
 
-import inspect
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from typing import Annotated, Any, cast, get_args, get_type_hints
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, cast, get_args
 
 import typer
 
 from dflash_mlx.commands.environment import check_folders
+from dflash_mlx.commands.flags import flag_of
 from dflash_mlx.config import (
     Blas,
     ComputeDType,
@@ -196,11 +195,6 @@ class RequestOptions:
         return [flag_of(name) for name in names if getattr(self, name) is not None]
 
 
-def flag_of(field_name: str) -> str:
-    """Return the flag of an option field: `top_p` to `--top-p`."""
-    return "--" + field_name.replace("_", "-")
-
-
 def blas_choice(text: str) -> Blas:
     """Return the value of `--blas`.
 
@@ -272,31 +266,6 @@ def parse_numbers(option: str, text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError as error:
         raise BadRequest(f"{option} is {text!r}; it needs numbers such as 2,4,8") from error
-
-
-def as_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Return `command(options)` as a function with one parameter per field of its dataclass."""
-    hints = get_type_hints(command, include_extras=True)
-    kind = hints["options"]
-    assert is_dataclass(kind), command
-    types = get_type_hints(kind, include_extras=True)
-
-    def with_flags(**values: Any) -> None:
-        command(cast(Callable[..., Any], kind)(**values))
-
-    parameters = [
-        inspect.Parameter(
-            item.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=item.default if item.default is not MISSING else inspect.Parameter.empty,
-            annotation=types[item.name],
-        )
-        for item in fields(kind)
-    ]
-    with_flags.__name__, with_flags.__doc__ = command.__name__, command.__doc__
-    with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    with_flags.__annotations__ = {item.name: item.annotation for item in parameters}
-    return with_flags
 
 
 def _one_of(option: str, text: str, choices: tuple[str, ...]) -> str:

@@ -9,8 +9,8 @@ import pytest
 
 from dflash_mlx import commands
 from dflash_mlx.commands import app, main
+from dflash_mlx.commands.flags import as_flags, flag_of
 from dflash_mlx.commands.foreign_options import _REMEDIES
-from dflash_mlx.commands.options import as_flags, flag_of
 from dflash_mlx.errors import BadRequest, PairMismatch
 
 ROOT = Path(__file__).resolve().parents[2]
