@@ -144,11 +144,11 @@ def kind_of(config: Mapping[str, Any]) -> ModelKind:
     return "DFlash 2 draft" if second else "DFlash draft"
 
 
-_TYPES: dict[str, type] = {
-    "architectures": list,
-    "model_type": str,
-    "text_config": dict,
-    "quantization": dict,
+_TYPES: dict[str, tuple[type, str]] = {
+    "architectures": (list, "a list of names"),
+    "model_type": (str, "a name"),
+    "text_config": (dict, "an object"),
+    "quantization": (dict, "an object"),
 }
 """Keys that are read here, with the type that their values need."""
 _MAX_DEPTH = 32
@@ -162,11 +162,11 @@ def checked_config(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
         BadCheckpoint: a value has the wrong type, or the file is nested too deeply.
         UnsupportedModel: the weights are quantized in a way that MLX cannot use.
     """
-    for key, needed in _TYPES.items():
+    for key, (needed, described) in _TYPES.items():
         value = config.get(key)
         if value is not None and not isinstance(value, needed):
             raise BadCheckpoint(
-                f"{name}: config.json has {key} {quoted(value)}; it needs a {needed.__name__}, "
+                f"{name}: config.json has {key} {quoted(value)}; it needs {described}, "
                 "download the model again"
             )
     if not all(isinstance(item, str) for item in config.get("architectures") or []):
