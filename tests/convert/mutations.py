@@ -1,8 +1,10 @@
 """Mutations of checkpoint files: bytes, JSON values, safetensors headers, missing files."""
 
+import io
 import json
 import random
 import struct
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,6 +125,23 @@ def mutate_safetensors(raw: bytes, dice: random.Random) -> bytes:
     return struct.pack("<Q", stated) + text + raw[8 + length :]
 
 
+def mutate_archive(raw: bytes, dice: random.Random) -> bytes:
+    """Mutate one entry of a zip archive and keep the archive valid, or mutate its bytes."""
+    if dice.random() < 0.3:
+        return mutate_bytes(raw, dice)
+    made = io.BytesIO()
+    how = zipfile.ZIP_STORED if dice.random() < 0.9 else zipfile.ZIP_DEFLATED
+    try:
+        with zipfile.ZipFile(io.BytesIO(raw)) as archive, zipfile.ZipFile(made, "w", how) as copy:
+            chosen = dice.choice(archive.namelist())
+            for name in archive.namelist():
+                content = archive.read(name)
+                copy.writestr(name, mutate_bytes(content, dice) if name == chosen else content)
+    except (zipfile.BadZipFile, ValueError):  # mutated before
+        return mutate_bytes(raw, dice)
+    return made.getvalue()
+
+
 def mutate_file(path: Path, dice: random.Random) -> None:
     """Mutate one file by its format, or replace it by something that is not a regular file."""
     odd = dice.random()
@@ -143,6 +162,8 @@ def mutate_file(path: Path, dice: random.Random) -> None:
 def _mutator(path: Path, dice: random.Random) -> Callable[[bytes, random.Random], bytes]:
     if path.suffix == ".safetensors":
         return mutate_safetensors
+    if path.suffix == ".bin":
+        return mutate_archive
     if path.suffix == ".json" and dice.random() < 0.8:
 
         def mutate(raw: bytes, dice: random.Random) -> bytes:

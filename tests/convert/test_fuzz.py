@@ -5,6 +5,7 @@ Run hours of it with: python -m tests.convert.test_fuzz --count 10000 --seed 1
 
 import argparse
 import collections
+import importlib.util
 import json
 import os
 import random
@@ -19,6 +20,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+import mlx.core as mx
 import mlx_lm.models.llama
 import mlx_lm.models.qwen3
 import mlx_lm.models.qwen3_moe
@@ -52,6 +54,10 @@ ENTRIES = {
     **{"recipe": "recipe", "tokenizer": "target"},
 }
 """Entry points, with the folder of a valid input for each."""
+if importlib.util.find_spec("torch"):
+    import torch  # once rather than in every child
+
+    ENTRIES["PyTorch"] = "torch"
 
 
 def make_inputs(folder: Path) -> int:
@@ -67,6 +73,14 @@ def make_inputs(folder: Path) -> int:
     _interrupted(draft, folder / "journal")
     shutil.copytree(draft, folder / "recipe")
     (folder / "recipe/mine.toml").write_text('[roles]\nmlp = 8\n[paths]\n"*.o_proj" = {bits = 6}\n')
+    if "PyTorch" in ENTRIES:
+        shutil.copytree(draft, folder / "torch")
+        (folder / "torch/model.safetensors").unlink()
+        state = {
+            name: torch.tensor(array.astype(mx.float32).tolist()).to(torch.bfloat16)
+            for name, array in draft_weights().items()
+        }
+        torch.save(state, folder / "torch/pytorch_model.bin")
     return OK
 
 
@@ -111,7 +125,7 @@ def mutated(entry: str, folder: Path, dice: random.Random) -> ConvertConfig:
         options["verify"] = options["recipe"] is None
     else:
         for _ in range(dice.choice([1, 1, 2])):
-            small = [path for path in files if path.suffix != ".safetensors"]
+            small = [path for path in files if path.suffix not in (".safetensors", ".bin")]
             chosen = dice.choice(small if dice.random() < 0.6 else files)
             if chosen.is_file():
                 mutate_file(chosen, dice)
