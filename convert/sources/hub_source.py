@@ -125,21 +125,30 @@ def _read_headers(
     full size, which needs no more disk space than the header.
     """
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        if INDEX in remote:
-            shutil.copyfile(commit.snapshot / INDEX, folder / INDEX)
-        index = read_index(folder)
-        names = sorted(set(index.values())) if index else weights_among(remote)
-        for file in names:
-            if file not in remote:
-                raise BadCheckpoint(
-                    f"{commit.repository} has no file {quoted(file)}, which its {INDEX} names; "
-                    "choose another revision or repository"
-                )
-            with (folder / file).open("wb") as copy:
-                copy.write(_first_bytes(commit, remote[file]))
-                copy.truncate(remote[file].n_bytes)
-        return read_checkpoint(folder)
+        try:
+            return _checked_headers(commit, remote, Path(name))
+        except (BadCheckpoint, UnsupportedModel) as error:
+            # the user knows the repository and not the temporary folder
+            text = str(error).replace(name, commit.repository)
+            raise type(error)(text) from error
+
+
+def _checked_headers(
+    commit: Commit, remote: Mapping[str, RemoteFile], folder: Path
+) -> dict[str, dict[str, TensorEntry]]:
+    if INDEX in remote:
+        shutil.copyfile(commit.snapshot / INDEX, folder / INDEX)
+    index = read_index(folder)
+    for file in sorted(set(index.values())) if index else weights_among(remote):
+        if file not in remote:
+            raise BadCheckpoint(
+                f"{commit.repository} has no file {quoted(file)}, which its {INDEX} names; "
+                "choose another revision or repository"
+            )
+        with (folder / file).open("wb") as copy:
+            copy.write(_first_bytes(commit, remote[file]))
+            copy.truncate(remote[file].n_bytes)
+    return read_checkpoint(folder)
 
 
 def _first_bytes(commit: Commit, file: RemoteFile) -> bytes:

@@ -388,6 +388,7 @@ def test_a_bad_repository_gives_one_line(tmp_path, monkeypatch, settings, change
     with hub(files, tmp_path, monkeypatch), pytest.raises(error) as found:
         stream(tmp_path / "out")
     assert "\n" not in str(found.value)
+    assert "org/model" in str(found.value) or "org--model" in str(found.value)
     assert not os.path.lexists(tmp_path / "out")
 
 
