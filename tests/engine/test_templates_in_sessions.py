@@ -21,11 +21,11 @@ THINK = ("<think>", "</think>")
 QUESTION = "a question of some length " * 3
 
 
-def open_engine(family, tokenizer):
+def open_engine(family, tokenizer, **changes):
     """An engine of a tiny target whose vocabulary has room for the added tokens."""
     size = {"vocab_size": 300}
     inner = CONFIGS[family].get("text_config")
-    changes = {"text_config": {**inner, **size}} if inner else size
+    changes |= {"text_config": {**inner, **size}} if inner else size
     worker = Worker("test")
     pair = worker.run(lambda: Pair(tiny_target(family, **changes)))
     return Engine(worker.run(lambda: loaded_pair(pair, tokenizer=tokenizer)), worker)
