@@ -106,8 +106,10 @@ def test_unknown_names_are_refused_with_the_known_ones():
 
 def test_the_command_prints_one_object_on_request(capsys):
     """Other programs must be able to read the result."""
+    from dflash_mlx.commands.simulate import SimulateOptions
     from dflash_mlx.commands.simulate import simulate as command
 
-    command(["m4-pro-8bit-mixed"], seeded=0, seed=1, worst=0, as_json=True)
+    scenario = ["m4-pro-8bit-mixed"]
+    command(SimulateOptions(scenario=scenario, seeded=0, seed=1, worst=0, as_json=True))
     values = json.loads(capsys.readouterr().out)
     assert values["summary"]["reached"] and len(values["scenarios"]) == 1
