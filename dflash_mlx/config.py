@@ -150,7 +150,7 @@ class GenerationConfig:
         stop: up to 16 texts or special tokens that end the answer; they are not part of it.
         block_size: tokens verified per round, anchor included, 1 to 64; 1 disables speculation,
             None lets the pair choose.
-        sampling: how a token is chosen; None takes the model's `generation_config.json`.
+        sampling: how a token is chosen; None takes the pair's recommended sampling.
         thinking: thinking mode; None takes the mode that the draft was trained with, and on if
             that is unknown.
         reasoning_effort: "low", "medium" or "high", for templates that read it; None leaves it to
@@ -273,10 +273,11 @@ class PairCard:
         fallback: target to use if `target` cannot be found.
         thinking: thinking mode that the draft was trained with; None without such a mode.
         block_size: the draft's block size; None takes the one in its configuration.
+        temperature: recommended sampling temperature; None takes the model's own default.
+        top_p: recommended nucleus sampling; None takes the model's own default.
         aliases: other names of the pair.
         targets: other builds of the target that the draft fits.
-        parameters: number of parameters of the target; None if it is published in fewer than 16
-            bits.
+        parameters: number of the target's; None if it is published in fewer than 16 bits.
         draft_bytes: size of the draft's download; None if unknown.
         target_bytes: size of the target's download; None if unknown.
         licence: licence of the draft.
@@ -297,6 +298,8 @@ class PairCard:
     fallback: str | None = None
     thinking: bool | None = None
     block_size: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
     aliases: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     parameters: int | None = None

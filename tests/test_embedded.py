@@ -33,6 +33,9 @@ PROMPTS = {
 N_TOKENS = 14
 
 
+GREEDY = SamplingConfig(temperature=0)
+
+
 @pytest.fixture(scope="module")
 def engine():
     """The embedded pair, by its nickname."""
@@ -55,7 +58,8 @@ def plain(engine):
 @pytest.mark.parametrize(("kind", "block"), [("code", 8), ("list", 8), ("list", 3)])
 def test_greedy_text_is_the_targets_own(engine, plain, kind, block):
     """Greedy text differed from plain decoding's on a real model only."""
-    result = engine.generate(PROMPTS[kind], GenerationConfig(max_tokens=N_TOKENS, block_size=block))
+    config = GenerationConfig(max_tokens=N_TOKENS, block_size=block, sampling=GREEDY)
+    result = engine.generate(PROMPTS[kind], config)
     assert list(result.tokens) == [
         t for t in plain[kind] if t not in engine.loaded.tokenizer.eos_token_ids
     ]
@@ -65,10 +69,15 @@ def test_greedy_text_is_the_targets_own(engine, plain, kind, block):
 def test_the_draft_gets_tokens_accepted(engine):
     """Wrong target layers, mask or rope leave the text right and the draft useless."""
     # with "auto" the controller may disable drafting on this machine
-    config = GenerationConfig(max_tokens=20, block_size=8)
+    config = GenerationConfig(max_tokens=20, block_size=8, sampling=GREEDY)
     stats = engine.generate(PROMPTS["list"], config).stats
     assert stats.tokens_per_round > 1.2
     assert stats.reason is None
+
+
+def test_the_default_sampling_is_the_one_that_the_card_recommends(engine):
+    """Greedy answers of a model of this size often run into loops."""
+    assert (engine.loaded.sampling.temperature, engine.loaded.sampling.top_p) == (0.2, 0.9)
 
 
 def test_special_tokens_are_known_by_their_names(engine):
@@ -97,8 +106,8 @@ def test_sampled_text_with_a_seed_is_the_same_with_and_without_drafting(engine):
 def test_a_second_turn_prefills_only_new_tokens(engine):
     """Every turn prefilled the whole conversation."""
     session = engine.session()
-    first = session.generate(PROMPTS["list"], GenerationConfig(max_tokens=20))
-    second = session.generate("And three more?", GenerationConfig(max_tokens=2))
+    first = session.generate(PROMPTS["list"], GenerationConfig(max_tokens=20, sampling=GREEDY))
+    second = session.generate("And three more?", GenerationConfig(max_tokens=2, sampling=GREEDY))
     assert second.cached_tokens >= first.prompt_tokens + first.generated_tokens - 1
     assert second.prompt_tokens - second.cached_tokens < 30
 
@@ -113,7 +122,7 @@ def test_peak_memory_is_that_of_models_and_caches(engine):
 
     engine.worker.run(decode)
     prompt = "one two three four five six seven eight nine ten " * 6
-    result = engine.generate(prompt, GenerationConfig(max_tokens=8))
+    result = engine.generate(prompt, GenerationConfig(max_tokens=8, sampling=GREEDY))
     models = engine.worker.run(
         lambda: weight_bytes(loaded.pair.target.model) + weight_bytes(loaded.pair.draft.model)
     )
@@ -132,6 +141,8 @@ except dflash_mlx.DFlashError as error:
     raise SystemExit(f"SKIP {{error}}")
 import mlx.core as mx
 from mlx_lm.generate import generate_step
+sampling = dflash_mlx.SamplingConfig(temperature=0)
+greedy = dflash_mlx.GenerationConfig(max_tokens=24, sampling=sampling)
 with dflash_mlx.load("smollm2-135m") as engine:
     loaded = engine.loaded
     assert loaded.blas == "openblas", loaded.blas
@@ -143,7 +154,7 @@ with dflash_mlx.load("smollm2-135m") as engine:
             yield int(token), top[1] - top[0]
     def gap(text):
         theirs = engine.worker.run(lambda: list(alone(text)))
-        ours = engine.generate(text, dflash_mlx.GenerationConfig(max_tokens=24)).tokens
+        ours = engine.generate(text, greedy).tokens
         return next((margin for a, (b, margin) in zip(ours, theirs) if a != b), 0.0)
     print([gap(text) for text in {list(PROMPTS.values())!r}])
 """

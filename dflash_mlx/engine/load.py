@@ -10,7 +10,13 @@ from typing import Any
 
 import mlx.core as mx
 
-from dflash_mlx.config import CacheConfig, ComputeDType, KernelPolicy
+from dflash_mlx.config import (
+    CacheConfig,
+    ComputeDType,
+    KernelPolicy,
+    PairCard,
+    SamplingConfig,
+)
 from dflash_mlx.engine.engine import Engine
 from dflash_mlx.engine.loaded import LoadedPair
 from dflash_mlx.engine.measured_costs import with_costs
@@ -173,7 +179,7 @@ def assemble(
     return LoadedPair(
         pair=Pair(read.target, bound),
         tokenizer=read.tokenizer,
-        sampling=read.sampling,
+        sampling=_recommended_sampling(read.sampling, choice.card),
         compute=compute,
         cache_config=cache,
         model_name=choice.target,
@@ -184,6 +190,16 @@ def assemble(
         no_draft=choice.no_draft,
         copies=choice.copies,
     )
+
+
+def _recommended_sampling(defaults: SamplingConfig, card: PairCard | None) -> SamplingConfig:
+    """Return the model's own sampling defaults with those of its card, if it names any."""
+    recommended = {
+        name: value
+        for name in ("temperature", "top_p")
+        if card is not None and (value := getattr(card, name)) is not None
+    }
+    return replace(defaults, **recommended)
 
 
 def _load_on_worker(

@@ -20,6 +20,8 @@ _OPTIONAL = {
     "fallback": str,
     "thinking": bool,
     "block_size": int,
+    "temperature": float,
+    "top_p": float,
     "aliases": list,
     "targets": list,
     "parameters": int,
@@ -28,7 +30,13 @@ _OPTIONAL = {
     "licence": str,
     "note": str,
 }
-_TYPE_NAMES = {str: "a text", bool: "true or false", int: "a whole number", list: "a list of texts"}
+_TYPE_NAMES = {
+    str: "a text",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number with a point",
+    list: "a list of texts",
+}
 
 
 @cache

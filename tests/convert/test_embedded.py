@@ -4,7 +4,7 @@ import mlx.core as mx
 import pytest
 
 from dflash_mlx.commands import main
-from dflash_mlx.config import GenerationConfig
+from dflash_mlx.config import GenerationConfig, SamplingConfig
 from dflash_mlx.engine.load import load
 from dflash_mlx.gguf.read import read_gguf
 from dflash_mlx.gguf.tokenizer import build_tokenizer
@@ -45,7 +45,10 @@ def test_the_converted_pair_generates_the_text_of_the_known_pair(tmp_path, monke
     for name in ("smollm2-135m", out):
         with load(name) as engine:
             results.append(
-                engine.generate("List three fruits.", GenerationConfig(max_tokens=10, block_size=8))
+                engine.generate(
+                    "List three fruits.",
+                    GenerationConfig(max_tokens=10, block_size=8, sampling=SamplingConfig()),
+                )
             )
     assert results[1].tokens == results[0].tokens
     assert results[1].stats.tokens_per_round > 1.2
