@@ -8,7 +8,7 @@ import pytest
 
 from dflash_mlx.metal.build import Kernel
 from tests.metal.faults import Fault, StaleFault, read_faults
-from tests.metal.kernel_cases import shipped_kernels
+from tests.metal.kernel_cases import kernel_tests, shipped_kernels
 from tests.metal.mutate import WANTED, describe, judge, judge_all, score, summary
 
 pytestmark = pytest.mark.usefixtures("objects")
@@ -49,6 +49,12 @@ def test_every_fault_fits_the_shipped_text(fault: Fault) -> None:
     """An edited kernel must not leave faults whose text no longer exists."""
     texts = (kernel.header + kernel.body for kernel in shipped_kernels().values())
     assert 1 in {text.count(fault.old) for text in texts}
+
+
+@pytest.mark.parametrize("fault", read_faults(), ids=lambda fault: fault.id)
+def test_the_test_of_every_fault_exists(fault: Fault) -> None:
+    """A renamed test ended the whole run of the mutation test."""
+    assert not fault.test or hasattr(kernel_tests()[fault.kernel], fault.test)
 
 
 def test_nearly_all_planted_faults_are_caught() -> None:
