@@ -158,7 +158,12 @@ def _rope_scaling(facts: dict[str, Any], family: str, path: Path) -> dict[str, A
             f"{path} scales its rope by {quoted(kind)} with factor {quoted(factor)}; GGUF support "
             "has 'none' and 'linear'. Give the safetensors repository instead"
         )
-    return {"rope_type": "linear", "factor": factor}
+    scaling: dict[str, Any] = {"rope_type": "linear", "factor": factor}
+    # without it, context_length is the length before scaling, as in config.json
+    original = facts.get(f"{family}.rope.scaling.original_context_length")
+    if original is not None:
+        scaling["original_max_position_embeddings"] = original
+    return scaling
 
 
 def _llama3(factors: TensorInfo, config: dict[str, Any], path: Path) -> dict[str, Any]:

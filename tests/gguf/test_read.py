@@ -149,6 +149,9 @@ def test_linear_rope_scaling_is_kept(tmp_path: Path) -> None:
     changes = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
     model = read_gguf(write_tiny(tmp_path / "m.gguf", **changes))
     assert model.config["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
+    changes["llama.rope.scaling.original_context_length"] = 32
+    model = read_gguf(write_tiny(tmp_path / "m.gguf", **changes))
+    assert model.config["rope_scaling"]["original_max_position_embeddings"] == 32
 
 
 @pytest.mark.parametrize(
