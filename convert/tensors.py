@@ -17,11 +17,13 @@ Carrier = np.ndarray[Any, np.dtype[Any]]
 
 _CARRIERS: dict[str, type[np.generic]] = {
     **{"BOOL": np.bool_, "U8": np.uint8, "I8": np.int8, "F8_E4M3": np.uint8, "F8_E5M2": np.uint8},
+    "F8_E8M0": np.uint8,
     **{"U16": np.uint16, "I16": np.int16, "F16": np.float16, "BF16": np.uint16},
     **{"U32": np.uint32, "I32": np.int32, "F32": np.float32, "U64": np.uint64, "I64": np.int64},
 }
 _MLX: dict[str, mx.Dtype] = {
     **{"BOOL": mx.bool_, "U8": mx.uint8, "I8": mx.int8, "F8_E4M3": mx.uint8, "F8_E5M2": mx.uint8},
+    "F8_E8M0": mx.uint8,
     **{"U16": mx.uint16, "I16": mx.int16, "F16": mx.float16, "BF16": mx.bfloat16},
     **{"U32": mx.uint32, "I32": mx.int32, "F32": mx.float32, "U64": mx.uint64, "I64": mx.int64},
 }

@@ -1,7 +1,7 @@
 """Safetensors headers and the index of shards, checked before any weight is read.
 
-Accepts exactly what the reference library accepts, for element types that MLX can hold. It must
-not know models. Source of the rules: the safetensors format and its library, 0.8.0.
+Accepts no file that the reference library refuses, and only element types that MLX can hold. It
+must not know models. Source of the rules: the safetensors format and its library, 0.8.0.
 """
 
 import json
@@ -24,7 +24,7 @@ _MAX_COUNT = 2**63
 """The library refuses products of sizes that overflow 64 bits, even beside a size of 0."""
 
 ITEM_BYTES: Mapping[str, int] = {
-    **{"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1},
+    **{"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1},
     **{"U16": 2, "I16": 2, "F16": 2, "BF16": 2},
     **{"U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8},
 }

@@ -3,10 +3,12 @@
 import json
 import struct
 
+import mlx.core as mx
 import numpy as np
 import pytest
 import safetensors
 
+from dflash_mlx.convert.safetensors import read_folder
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
 from dflash_mlx.loading.safetensors import read_checkpoint
 from dflash_mlx.pairs.model_files import INDEX
@@ -143,3 +145,15 @@ def test_shifted_tensors_are_refused_as_the_reference_library_does(tmp_path, cha
         safetensors.deserialize(raw)
     with pytest.raises(BadCheckpoint):
         read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["F8_E4M3", "F8_E8M0"])
+def test_types_of_scaled_8_bit_weights_are_read(tmp_path, dtype):
+    """MXFP8 scales, which MLX holds as bytes, were refused."""
+    save_numpy(tmp_path / "model.safetensors", {"w": (dtype, (2, 2), b"\1\2\3\4")})
+    ((entry,),) = [list(file.values()) for file in read_checkpoint(tmp_path).values()]
+    assert (entry.dtype, entry.shape, entry.n_bytes) == (dtype, (2, 2), 4)
+    loaded = mx.load(str(tmp_path / "model.safetensors"))["w"]
+    assert loaded.tolist() == [[1, 2], [3, 4]]
+    rows = read_folder(tmp_path)["w"]
+    assert rows.read(0, 2).tolist() == [[1, 2], [3, 4]]
