@@ -3,15 +3,16 @@
 Only the module of the requested command is imported, so that `--help` does not wait for MLX.
 """
 
+import inspect
 from collections.abc import Callable, Iterable
+from dataclasses import MISSING, fields, is_dataclass
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, cast, get_type_hints
 
 import typer
 from typer.main import get_command
 
 from dflash_mlx import __version__
-from dflash_mlx.commands.flags import as_flags
 from dflash_mlx.commands.foreign_options import remedy
 from dflash_mlx.errors import BadRequest
 
@@ -107,3 +108,28 @@ def _usage_message(error: Exception) -> str:
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "dflash-mlx"
     return f"{message.rstrip('.')}; see {command} --help"
+
+
+def as_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Return `command(options)` as a function with one parameter per field of its dataclass."""
+    hints = get_type_hints(command, include_extras=True)
+    kind = hints["options"]
+    assert is_dataclass(kind), command
+    types = get_type_hints(kind, include_extras=True)
+
+    def with_flags(**values: Any) -> None:
+        command(cast(Callable[..., Any], kind)(**values))
+
+    parameters = [
+        inspect.Parameter(
+            item.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=item.default if item.default is not MISSING else inspect.Parameter.empty,
+            annotation=types[item.name],
+        )
+        for item in fields(kind)
+    ]
+    with_flags.__name__, with_flags.__doc__ = command.__name__, command.__doc__
+    with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_flags.__annotations__ = {item.name: item.annotation for item in parameters}
+    return with_flags

@@ -1,7 +1,7 @@
 """Options that several commands share, and the values that their texts stand for.
 
-Each command declares its options as the fields of one frozen dataclass; see `flags`. It must not
-import MLX or models: `--help` imports this module.
+Each command declares its options as the fields of one frozen dataclass; see `app.as_flags`.
+It must not import MLX or models: `--help` imports this module.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -10,7 +10,6 @@ from typing import Annotated, Any, cast, get_args
 import typer
 
 from dflash_mlx.commands.environment import check_folders
-from dflash_mlx.commands.flags import flag_of
 from dflash_mlx.config import (
     Blas,
     ComputeDType,
@@ -193,6 +192,11 @@ class RequestOptions:
             return []
         names = ("top_p", "top_k", "min_p", "seed")
         return [flag_of(name) for name in names if getattr(self, name) is not None]
+
+
+def flag_of(field_name: str) -> str:
+    """Return the flag of an option field: `top_p` to `--top-p`."""
+    return "--" + field_name.replace("_", "-")
 
 
 def blas_choice(text: str) -> Blas:

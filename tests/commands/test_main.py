@@ -9,8 +9,9 @@ import pytest
 
 from dflash_mlx import commands
 from dflash_mlx.commands import app, main
-from dflash_mlx.commands.flags import as_flags, flag_of
+from dflash_mlx.commands.app import as_flags
 from dflash_mlx.commands.foreign_options import _REMEDIES
+from dflash_mlx.commands.options import flag_of
 from dflash_mlx.errors import BadRequest, PairMismatch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,7 +61,7 @@ def refused(capsys, *arguments):
         ("generate hi" + " --stop x" * 17, "stop"),
         ("generate hi there", "there"),
         ("chat hi", "hi"),
-        ("doctor --context 0", "--context"),
+        ("doctor --context 0", "context is 0"),
         ("models --all", "--all"),
     ],
 )

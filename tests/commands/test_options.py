@@ -6,8 +6,7 @@ from typing import get_type_hints
 
 import pytest
 
-from dflash_mlx.commands.app import COMMANDS, _command
-from dflash_mlx.commands.flags import as_flags
+from dflash_mlx.commands.app import COMMANDS, _command, as_flags
 from dflash_mlx.commands.generate import GenerateOptions
 from dflash_mlx.commands.options import RequestOptions
 from dflash_mlx.config import GenerationConfig, SamplingConfig

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dflash_mlx.commands.conversation import save_transcript
+from dflash_mlx.commands.chat import save_transcript
 from dflash_mlx.commands.progress import LoadingProgress, PrefillProgress
 from dflash_mlx.commands.stats_view import stats_line, stats_lines
 from dflash_mlx.commands.terminal import Terminal
