@@ -60,8 +60,7 @@ class Generation:
             tokenizer.decode, request.end_token_ids, request.stop, request.stop_tokens
         )
         form = tokenizer.answer_format
-        prompt_end = tokenizer.tail(ids) if request.chat_template else ""
-        self._parser = answer_parser(form, prompt_end, bool(request.tools))
+        self._parser = answer_parser(form, tokenizer.tail(ids), bool(request.tools))
         self._events = AnswerCollector(form, request.tools)
         self._counters = RoundCounters()
         self._written: list[str] = []

@@ -144,11 +144,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def _compiled(self, source: str) -> Template:
         """Return the compiled template; the last few are remembered."""
-        if source not in self._templates:
+        template = self._templates.get(source)
+        if template is None:
             if len(self._templates) >= _REMEMBERED:
                 self._templates.clear()
-            self._templates[source] = self.from_string(source)
-        return self._templates[source]
+            template = self._templates[source] = self.from_string(source)
+        return template
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template: nodes.Template = _Charge().visit(super()._parse(source, name, filename))
