@@ -40,7 +40,12 @@ class Engine:
 
     def resolve(self, config):
         return SimpleNamespace(
-            sampling=config.sampling, block_size=8, adaptive=False, thinking=None, notices=()
+            sampling=config.sampling,
+            block_size=8,
+            adaptive=False,
+            thinking=None,
+            notices=(),
+            copies=False,
         )
 
     def session(self, system=None):
