@@ -44,8 +44,8 @@ class AnswerCollector:
     """
 
     def __init__(self, form: AnswerFormat, tools: Sequence[Mapping[str, Any]] = ()) -> None:
-        self.content = ""
-        self.reasoning = ""
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
         self.tool_calls: list[ToolCall] = []
         self._form = form
         self._tools = tools
@@ -67,9 +67,9 @@ class AnswerCollector:
             if segment.kind == "tool":
                 events += self._tool_text(segment)
             elif segment.kind == "content":
-                events.append(self._content(segment.text))
+                events.append(self._content_delta(segment.text))
             elif segment.kind == "reasoning":
-                self.reasoning += segment.text
+                self._reasoning.append(segment.text)
                 events.append(ReasoningDelta(segment.text))
             else:
                 start = self._form.tool_call[0] if self._form.tool_call else ""
@@ -80,8 +80,18 @@ class AnswerCollector:
         """Return the last events, after the last segment."""
         return self._close() if self._call >= 0 else []
 
-    def _content(self, text: str) -> ContentDelta:
-        self.content += text
+    @property
+    def content(self) -> str:
+        """The content so far."""
+        return "".join(self._content)
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning so far."""
+        return "".join(self._reasoning)
+
+    def _content_delta(self, text: str) -> ContentDelta:
+        self._content.append(text)
         return ContentDelta(text)
 
     def _tool_text(self, segment: Segment) -> list[AnswerEvent]:
@@ -121,7 +131,7 @@ class AnswerCollector:
         events += [ToolCallDropped(sent.index) for sent in self._streamed.values()]
         self._streamed = {}
         if not calls and (text := self._without_marks()):
-            events.append(self._content(text))
+            events.append(self._content_delta(text))
         self._after_mark = False
         return events
 

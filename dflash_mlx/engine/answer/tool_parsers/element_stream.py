@@ -111,7 +111,7 @@ class ElementStream:
         value = self._text[self._open.start :]
         value = value.lstrip() if self._form.strips else value.removeprefix("\n")
         ready = value[: len(value) - partial_match(value, (self._form.argument_end,))].rstrip()
-        if "null".startswith(ready.lower()):  # parsers turn this text into null
+        if len(ready) <= 4 and "null".startswith(ready.lower()):  # parsers make it null
             return []
         if not self._open.sent:
             pieces.append(f'{self._start(self._open.key)}"')
