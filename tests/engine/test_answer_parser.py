@@ -65,7 +65,7 @@ def test_a_thought_cut_short_stays_reasoning(size):
 
 
 def test_a_closing_mark_alone_is_no_content():
-    """Models that were told not to think write the closing mark all the same."""
+    """With thinking off, models write the closing mark all the same."""
     assert split(THINKING, "</think>\nyes", 3)[:2] == ("yes", "")
 
 
@@ -75,7 +75,7 @@ def test_text_of_models_without_marks_is_content():
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_tool_calls_are_told_apart(size):
+def test_tool_calls_are_separated(size):
     """A call in the content is printed to the user and never made."""
     text = "<think>\nhm\n</think>\n\nLooking.\n<tool_call>\n{1}\n</tool_call>\n"
     text += "<tool_call>2</tool_call>"
@@ -100,7 +100,7 @@ def test_calls_without_an_end_mark_last_to_the_end(size, text):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_channels_are_told_apart(size):
+def test_channels_are_separated(size):
     """The channels of gpt-oss ran together and went into the history as one text."""
     text = (
         "<|channel|>analysis<|message|>Be polite.<|end|><|start|>assistant<|channel|>commentary"

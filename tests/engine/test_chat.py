@@ -126,7 +126,7 @@ def test_tool_choice_none_leaves_the_tools_out(engine, tokenizer):
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(engine, options, named):
-    """An option that is accepted and ignored gives answers that nobody asked for."""
+    """An unsupported option or tool was ignored."""
     with pytest.raises(BadRequest, match=named):
         engine.chat(HI, **options)
 

@@ -48,7 +48,7 @@ HI = [{"role": "user", "content": "hi"}]
     ],
 )
 def test_special_tokens_that_mark_thoughts_and_calls_are_text(special, written, text):
-    """Without its marks a thought was shown as the answer, and a call could not be parsed."""
+    """Without its marks a thought was part of the answer, and a call could not be parsed."""
     tokenizer = byte_level(None, special)
     assert tokenizer.decode(tokenizer.encode(written)) == text
 

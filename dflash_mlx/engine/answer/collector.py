@@ -137,7 +137,7 @@ class AnswerCollector:
 
     def _parsed(self) -> list[tuple[str, dict[str, Any], str | None]]:
         """Return name, arguments and the model's id of each call; empty if one does not parse."""
-        assert self._parse is not None, "calls are told apart only where tools are offered"
+        assert self._parse is not None, "calls are recognised only where tools are offered"
         try:
             found = self._parse(self._text, list(self._tools))
             calls = found if isinstance(found, list) else [found]

@@ -39,7 +39,7 @@ def answer_parser(form: AnswerFormat, prompt_end: str, tools: bool = False) -> A
     Args:
         form: the model's answer format.
         prompt_end: the end of the rendered prompt; it may open a thought.
-        tools: whether tool calls are told apart; without tools they are content.
+        tools: whether tool calls are recognised; without tools they are content.
     """
     if form.harmony:
         return HarmonyParser(prompt_end, tools)

@@ -20,7 +20,7 @@ class ElementFormat(NamedTuple):
         call: pattern of the start of a call; its group `name` is the tool's name.
         argument: pattern of the start of an argument; its group `key` is its name.
         argument_end: closes an argument.
-        call_end: closes a call; empty if calls are told apart outside.
+        call_end: closes a call; empty if the format separates calls with other marks.
         strips: whether all white space around a value is removed, else one line break.
     """
 
