@@ -1,10 +1,9 @@
-"""Print prompts in eight kinds, one JSON object a line, for `dflash-mlx train --data`.
+"""Generates training prompts of eight kinds for `dflash-mlx train --data`, one JSON object per line.
 
     python scripts/prompts_by_kind.py 60 > prompts.jsonl
 
-Each kind has a few ways to ask and a few dozen things to ask about, so that a draft sees the
-target answer every kind of question and not only those that it likes to ask itself. None of them
-is among the held-out prompts (`dflash_mlx/train/loop/held_out.toml`) or the benchmarks'. CC0.
+Templates are filled with words from prompts_by_kind.toml. No prompt is among the held-out prompts
+of training or the benchmark prompts, which must stay unseen. Licence: CC0.
 """
 
 import json
@@ -22,13 +21,13 @@ LANGUAGES = ("Python", "Python", "Python", "JavaScript", "Java", "C")
 
 
 def pick(rng: random.Random, what: str) -> str:
-    """Return one of the words of a kind."""
+    """Return a random entry of a list in prompts_by_kind.toml."""
     chosen: str = rng.choice(WORDS[what])
     return chosen
 
 
 def chat(rng: random.Random) -> str:
-    """Small advice and small talk."""
+    """Return a question for advice or a conversation."""
     thing, place, name = pick(rng, "things"), pick(rng, "places"), pick(rng, "names")
     return rng.choice(
         (
@@ -43,7 +42,7 @@ def chat(rng: random.Random) -> str:
 
 
 def code(rng: random.Random) -> str:
-    """Functions in several languages."""
+    """Return a programming task in one of several languages."""
     language, task = rng.choice(LANGUAGES), pick(rng, "tasks")
     return rng.choice(
         (
@@ -55,7 +54,7 @@ def code(rng: random.Random) -> str:
 
 
 def arithmetic(rng: random.Random) -> str:
-    """Sums with their steps."""
+    """Return an arithmetic problem."""
     a, b, c = rng.randint(3, 90), rng.randint(2, 12), rng.randint(2, 40)
     name = pick(rng, "names")
     return rng.choice(
@@ -72,7 +71,7 @@ def arithmetic(rng: random.Random) -> str:
 
 
 def lists(rng: random.Random) -> str:
-    """So and so many of something."""
+    """Return a request for a list of a given length."""
     count, things = rng.choice(("five", "six", "seven", "eight", "ten")), pick(rng, "things")
     return rng.choice(
         (f"List {count} {things}.", f"Give me {count} {things}.", f"Name {count} {things}, please.")
@@ -80,19 +79,19 @@ def lists(rng: random.Random) -> str:
 
 
 def translation(rng: random.Random) -> str:
-    """A sentence into another language."""
+    """Return a translation task."""
     language = rng.choice(("French", "Spanish", "German", "Italian", "Portuguese"))
     return f"Translate into {language}: {pick(rng, 'sentences')}"
 
 
 def summary(rng: random.Random) -> str:
-    """A few sentences in fewer."""
+    """Return a summarisation task."""
     ask = rng.choice(("Summarize", "Summarize in one sentence", "What is the main point of this"))
     return f"{ask}: {pick(rng, 'events')} {pick(rng, 'events')}"
 
 
 def story(rng: random.Random) -> str:
-    """Something made up."""
+    """Return a request for a story or a poem."""
     hero, place = pick(rng, "heroes"), pick(rng, "places")
     return rng.choice(
         (
@@ -104,7 +103,7 @@ def story(rng: random.Random) -> str:
 
 
 def explanation(rng: random.Random) -> str:
-    """How and why."""
+    """Return a request for an explanation."""
     subject = pick(rng, "subjects")
     return rng.choice(
         (
@@ -129,7 +128,7 @@ KINDS: tuple[Fill, ...] = (
 
 
 def prompts(count: int, seed: int = 0) -> list[dict[str, str]]:
-    """Return `count` different prompts of each kind, mixed."""
+    """Return `count` different prompts of each kind, in random order."""
     rng = random.Random(seed)
     made = []
     for kind in KINDS:
