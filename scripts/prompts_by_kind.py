@@ -1,4 +1,4 @@
-"""Generates training prompts of eight kinds for `dflash-mlx train --data`, one JSON object per line.
+"""Generates training prompts of eight kinds for `dflash-mlx train`, one JSON object per line.
 
     python scripts/prompts_by_kind.py 60 > prompts.jsonl
 

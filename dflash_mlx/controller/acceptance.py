@@ -9,23 +9,34 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
 
+# Sensitivity: change of the mean ratio to the best fixed block size, in percent ± standard error,
+# for half and for one and a half times the constant (docs/log.md, 2026-12-01).
+
 _ROUND_DISCOUNT = 0.97
-"""Weight that the evidence of one round keeps with each later round (a memory of 33 rounds)."""
+"""Weight that the evidence of one round keeps with each later round (a memory of 33 rounds).
+Sensitivity: -0.15 ± 0.20 and -0.19 ± 0.21. Without forgetting: -0.90 ± 0.34."""
 
 _FIRST_RATE_STEP = 0.02
-"""Step size of the slow average (50 rounds) that the first position is shrunk towards."""
+"""Step size of the slow average (50 rounds) that the first position is shrunk towards. Sensitivity:
++0.07 ± 0.20 and -0.02 ± 0.12. Without it (0), a draft that is never accepted looks good again at
+every probe: 280 probes in 4,000 tokens instead of 187."""
 
 _PRIOR_ROUNDS = 2.0
-"""Pseudo-count of the shrinkage target: the neighbouring position, or the parent estimate."""
+"""Pseudo-count of the shrinkage target: the neighbouring position, or the parent estimate.
+Sensitivity: -0.53 ± 0.21 and -0.10 ± 0.15."""
 
 _DEFAULT_RATE = 0.6
-"""Conditional acceptance rate of the first position before any round."""
+"""Conditional acceptance rate of the first position before any round. Sensitivity: -0.15 ± 0.19 and
+-0.17 ± 0.18. It is the middle of the first rates of the simulated texts (0.02 to 0.97)."""
 
 _REQUEST_DISCOUNT = 0.9
-"""Weight that the evidence of one request keeps with each later request (a memory of ten)."""
+"""Weight that the evidence of one request keeps with each later request (a memory of ten).
+Sensitivity over 12 orders of the recorded answers: -0.15 ± 0.25 and +0.01 ± 0.28; any memory of
+several requests will do."""
 
 _HISTORY_ROUNDS = 8.0
-"""Pseudo-count of earlier requests at the start of a new one."""
+"""Pseudo-count of earlier requests at the start of a new one. Sensitivity over 12 orders of the
+recorded answers: -0.32 ± 0.36 and -0.63 ± 0.54; without history: -0.57 ± 0.29."""
 
 _MIN_RATE = 0.01
 """Rates are clamped to 0.01..0.99 before they become odds: odds of 0 and 1 are not finite."""

@@ -3,11 +3,15 @@
 It must not know block sizes or the slowdown budget.
 """
 
+# Sensitivity: change of the mean ratio to the best fixed block size, in percent ± standard error,
+# for half and for one and a half times the constant (docs/log.md, 2026-12-01).
+
 _SHORTEST_INTERVAL = 8
-"""Plain tokens before the first probe, and the shortest interval between two."""
+"""Plain tokens before the first probe, and the shortest interval between two. Sensitivity: -0.17 ±
+0.23 and -0.23 ± 0.21."""
 
 _INTERVAL_GROWTH = 2
-"""Factor of the interval after a probe that lost."""
+"""Factor of the interval after a probe that lost. Sensitivity: -0.27 ± 0.19 and -0.09 ± 0.16."""
 
 
 class ProbeSchedule:
@@ -37,7 +41,7 @@ class ProbeSchedule:
         """Double the interval, to at most `longest` tokens, because drafting lost."""
         self.after_change = False
         limit = max(longest, _SHORTEST_INTERVAL)
-        self._interval = min(self._interval * _INTERVAL_GROWTH, limit)
+        self._interval = min(int(self._interval * _INTERVAL_GROWTH), limit)
         self._remaining = self._interval
 
     def postpone(self) -> None:
@@ -50,7 +54,7 @@ class ProbeSchedule:
         The next `back_off` doubles the interval first.
         """
         self.after_change = False
-        self._interval = _SHORTEST_INTERVAL // _INTERVAL_GROWTH
+        self._interval = int(_SHORTEST_INTERVAL / _INTERVAL_GROWTH)
 
     def probe_now(self) -> None:
         """Make a probe due at once, because the text changed."""
