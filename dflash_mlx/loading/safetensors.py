@@ -98,8 +98,8 @@ def _parse(raw: bytes, path: Path) -> dict[str, Any]:
     if not text.startswith("{"):
         raise BadCheckpoint(f"{path} has a header that is not a JSON object; {_DAMAGED}")
     header = json.loads(text, object_pairs_hook=unique, parse_int=unsigned, parse_constant=constant)
-    for name in header:
-        name.encode("utf-8")  # half a surrogate pair is JSON for Python only
+    if "\\u" in text:  # half a surrogate pair is JSON for Python only
+        json.dumps(header, ensure_ascii=False).encode("utf-8")
     metadata = header.get("__metadata__")
     if metadata is None:  # MLX writes null
         return dict(header)

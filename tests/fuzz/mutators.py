@@ -76,7 +76,7 @@ def _changed(dice: Random, value: Any) -> Any:
         parent[key] = [parent[key]] * dice.choice((0, 1, 2, 50))
     elif action == 3:
         parent[key] = {str(key): parent[key]}
-    elif action == 4 and isinstance(parent[key], int | float):
+    elif action == 4 and isinstance(parent[key], int | float) and abs(parent[key]) < 1e300:
         parent[key] = dice.choice((-1, 0.5, 2, 10, 1000, 1.0)) * parent[key]
     elif action == 5 and isinstance(parent[key], str):
         parent[key] = dice.choice((parent[key] * 2, parent[key][:-1], parent[key].upper(), 5))

@@ -51,7 +51,10 @@ def test_a_header_longer_than_the_file_is_not_read(tmp_path, length):
 
 @pytest.mark.parametrize(
     "header",
-    [b"[]", b"{", b'{"w": 3}', b'{"w": {}}', b'{"w": {}, "w": {}}', b"[" * 100_000],
+    [
+        *(b"[]", b"{", b'{"w": 3}', b'{"w": {}}', b'{"w": {}, "w": {}}', b"[" * 100_000),
+        *(b'{"\\ud800": 3}', b'{"__metadata__": {"a": "\\ud800"}}', b'{"__metadata__": [1]}'),
+    ],
 )
 def test_a_malformed_header_is_one_line(tmp_path, header):
     """A truncated download gave a traceback."""
