@@ -39,7 +39,7 @@ def read_state(
     except (FileNotFoundError, NotADirectoryError):  # the latter: there is no settings folder
         return None, None
     except OSError as error:
-        return None, f"{file}: {what} cannot be read ({reason(error)}); {remedy}"
+        return None, f"{file}: cannot read {what} ({reason(error)}); {remedy}"
     try:
         return parse(json.loads(contents)), None
     except MemoryError:
@@ -54,5 +54,5 @@ def set_aside(file: Path, what: str, problem: str, remedy: str) -> str:
     try:
         os.replace(file, damaged)
     except OSError as error:
-        return f"{file}: {what} is damaged ({problem}) and cannot be moved ({reason(error)})"
-    return f"{file}: {what} is damaged ({problem}), moved to {damaged.name}; {remedy}"
+        return f"{file}: cannot read {what} ({problem}), nor move the file ({reason(error)})"
+    return f"{file}: cannot read {what} ({problem}); moved to {damaged.name}; {remedy}"

@@ -57,12 +57,12 @@ def test_a_file_that_cannot_be_moved_is_reported(tmp_path, monkeypatch):
     (tmp_path / "state.json").write_text("")
     monkeypatch.setattr(os, "replace", refuse)
     value, notice = read_state(tmp_path / "state.json", "the count", parse)
-    assert value is None and "cannot be moved (Permission denied)" in notice
+    assert value is None and "nor move the file (Permission denied)" in notice
 
 
 def test_a_folder_in_place_of_the_file_is_reported(tmp_path):
     """Reading a folder raises IsADirectoryError."""
-    assert "cannot be read" in read_state(tmp_path, "the count", parse)[1]
+    assert "cannot read" in read_state(tmp_path, "the count", parse)[1]
 
 
 def test_a_settings_folder_that_cannot_exist_is_no_damage(tmp_path):
