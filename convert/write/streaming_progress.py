@@ -24,12 +24,12 @@ class StreamingProgress:
 
     def downloading(self, name: str) -> Callable[[int, int], None]:
         """Return the callback for the download of one shard."""
-        started, begun = time.monotonic(), self._downloaded[name]
+        started, before = time.monotonic(), self._downloaded[name]
 
         def report(done: int, total: int) -> None:
             seconds = time.monotonic() - started
             self._downloaded[name] = done
-            speed = (done - begun) / seconds if seconds > 0 else 0.0
+            speed = (done - before) / seconds if seconds > 0 else 0.0
             self._report("download", sum(self._downloaded.values()), self._total(), speed)
 
         return report

@@ -252,7 +252,7 @@ def _print_plan(terminal: Terminal, plan: dict[str, Any]) -> None:
     for model in plan["models"]:
         terminal.log(f"{model['source']}: {model['described']}", bold=True)
         roles = ", ".join(f"{role} {bits:g}" for role, bits in model["bits_by_role"].items())
-        terminal.log(f"  recipe   {model['recipe'] or 'none: weights are not quantized'}")
+        terminal.log(f"  recipe   {model['recipe'] or 'none: weights are not quantized again'}")
         terminal.log(f"  bits     {model['bits_per_weight']:.2f} per weight ({roles})")
         before, after = spelled_bytes(model["source_bytes"]), spelled_bytes(model["output_bytes"])
         terminal.log(f"  size     {before} to {after} in {len(model['shards'])} file(s)")

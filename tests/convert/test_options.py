@@ -7,7 +7,7 @@ from dflash_mlx.errors import BadRequest
 
 
 @pytest.mark.parametrize(
-    ("flags", "meant"),
+    ("flags", "expected"),
     [
         ((None, None, None), Quantization(4, 64)),
         ((8, None, None), Quantization(8, 64)),
@@ -17,9 +17,9 @@ from dflash_mlx.errors import BadRequest
         ((None, None, "nvfp4"), Quantization(4, 16, "nvfp4")),
     ],
 )
-def test_options_resolve_to_one_quantization(flags, meant):
+def test_options_resolve_to_one_quantization(flags, expected):
     """8 bits were requested once and 4 were used; the resolved value must be the requested one."""
-    assert quantization(*flags) == meant
+    assert quantization(*flags) == expected
 
 
 @pytest.mark.parametrize(

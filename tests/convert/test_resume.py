@@ -60,8 +60,8 @@ while True:
 def test_a_kill_at_every_step_resumes_to_the_same_bytes(tmp_path):
     """A kill lost the finished files, or gave other bytes."""
     config = {**DRAFT_CONFIG, "num_hidden_layers": 1, "layer_types": ["full_attention"]}
-    kept = {name: array for name, array in draft_weights().items() if "layers.1." not in name}
-    source = draft_folder(tmp_path / "source", kept, config)
+    weights = {name: array for name, array in draft_weights().items() if "layers.1." not in name}
+    source = draft_folder(tmp_path / "source", weights, config)
     (tmp_path / "work").mkdir()
     run(source, tmp_path / "expected", shard_bytes=40_000, verify=True)
     places = [source, tmp_path / "expected", tmp_path / "work/out"]
