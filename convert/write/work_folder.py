@@ -153,9 +153,13 @@ class WorkFolder:
         name, sha256 = line.get("file", ""), line.get("sha256", "")
         if not name or name.startswith("/") or ".." in name.split("/") or "\0" in name:
             return False
-        path = self.path / name
-        inside = path.resolve() == self.path.resolve() / name  # false for links
-        return inside and path.is_file() and file_hash(path) == sha256
+        path = self.path
+        for part in name.split("/"):
+            path = path / part
+            if os.path.islink(path):
+                return False
+        # unlike Path.is_file, this is false for names that no file can have
+        return os.path.isfile(path) and file_hash(path) == sha256
 
     def _remove_unfinished(self) -> None:
         """Remove everything from the partial folder except the finished files."""

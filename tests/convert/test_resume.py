@@ -267,7 +267,9 @@ def test_a_damaged_journal_never_blocks(tmp_path, damage, partial):
     assert not (tmp_path / ".out.journal").exists()
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "a folder", "a link", "deleted"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "flipped", "a folder", "a link", "a circular link", "deleted"]
+)
 def test_a_damaged_finished_file_is_written_again(tmp_path, damage):
     """A finished file was trusted by its name, and its old hash went into the pair card."""
     source = interrupted(tmp_path)
@@ -281,12 +283,24 @@ def test_a_damaged_finished_file_is_written_again(tmp_path, damage):
         path.unlink()
     if damage == "a folder":
         path.mkdir()
+    elif damage == "a circular link":
+        path.symlink_to(path.name)
     elif damage == "a link":
         (tmp_path / "copy").write_bytes(raw)
         path.symlink_to(tmp_path / "copy")
     run_watched(source, tmp_path / "out", lambda report: None)
     assert (tmp_path / "out" / path.name).read_bytes() == raw
     assert not (tmp_path / "out" / path.name).is_symlink()
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "../source/model.safetensors", "/etc/passwd", "a\0"])
+def test_impossible_names_in_the_journal_are_ignored(tmp_path, name):
+    """A name outside the folder must not count as a finished file, nor end the conversion."""
+    source = interrupted(tmp_path)
+    with (tmp_path / ".out.journal").open("a") as journal:
+        journal.write(json.dumps({"file": name, "sha256": "0" * 64}) + "\n")
+    run_watched(source, tmp_path / "out", lambda report: None)
+    assert (tmp_path / "out/config.json").exists()
 
 
 def test_files_that_the_journal_does_not_list_are_removed(tmp_path):
