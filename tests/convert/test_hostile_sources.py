@@ -162,3 +162,25 @@ def test_a_tokenizer_with_its_own_code_is_refused_before_anything_is_written(
     assert not canary.exists()
     assert not (tmp_path / "out").exists()
     assert "y/N" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("value", [5, [1], "x", True, {"target_layer_ids": 3}])
+@pytest.mark.parametrize("key", ["target", "draft", "draft_origin"])
+def test_a_damaged_card_of_a_converted_pair_is_refused_at_the_start(tmp_path, key, value):
+    """A value of the wrong type was met after all weights were written, in a traceback."""
+    source = target_folder(tmp_path / "source")
+    run(source, tmp_path / "pair", draft=str(draft_folder(tmp_path / "draft")))
+    table = json.loads((tmp_path / "pair/pair.json").read_text())
+    (tmp_path / "pair/pair.json").write_text(json.dumps({**table, key: value}))
+    with pytest.raises(BadCheckpoint, match=r"pair\.json"):
+        run(tmp_path / "pair", tmp_path / "out")
+
+
+@pytest.mark.parametrize("value", [[{}, "full_attention"], [[1], 2], "x", 5])
+def test_layer_types_of_a_draft_in_a_pair_are_checked(tmp_path, value):
+    """An object in the list was compared as if it were a name."""
+    source = target_folder(tmp_path / "source")
+    draft = draft_folder(tmp_path / "draft")
+    change_config(draft, layer_types=value)
+    with pytest.raises(DFlashError, match="layer_types"):
+        run(source, tmp_path / "out", draft=str(draft))
