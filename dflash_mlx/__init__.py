@@ -10,7 +10,7 @@ Importing this module imports neither MLX nor any model code; `load` does.
 
 from typing import TYPE_CHECKING, Any
 
-from dflash_mlx.config import CacheConfig, GenerationConfig, PairCard, SamplingConfig
+from dflash_mlx.config import CacheConfig, GenerationConfig, SamplingConfig
 from dflash_mlx.errors import (
     BadCheckpoint,
     BadRequest,
@@ -22,6 +22,7 @@ from dflash_mlx.errors import (
     UnknownModel,
     UnsupportedModel,
 )
+from dflash_mlx.pairs.card import PairCard
 from dflash_mlx.system.blas import use_openblas
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 It must not know models, files or devices; defaults that depend on them are resolved elsewhere.
 """
 
-import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
@@ -25,8 +25,13 @@ def _check(name: str, value: Any, good: bool, need: str) -> None:
         raise BadRequest(f"{name} is {value!r}; it needs {need}")
 
 
+_LARGEST = sys.float_info.max
+
+
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return abs(value) <= _LARGEST  # False for NaN; an int of 400 digits has no float
 
 
 def _is_count(value: Any) -> bool:
@@ -257,56 +262,6 @@ class CacheConfig:
             _is_count(self.prefill_step_size) and self.prefill_step_size > 0,
             "a whole number > 0",
         )
-
-
-@dataclass(frozen=True)
-class PairCard:
-    """A target with the draft trained for it, as a nickname names them.
-
-    Args:
-        nickname: short name of the pair.
-        target: hub id of the target, or a `wheel:` or `package:` reference to a Python package.
-        family: model family of the target.
-        draft: the draft, in the same forms as `target`.
-        target_revision: commit of the target; None if unknown.
-        draft_revision: commit of the draft; None if unknown.
-        fallback: target to use if `target` cannot be found.
-        thinking: thinking mode that the draft was trained with; None without such a mode.
-        block_size: the draft's block size; None takes the one in its configuration.
-        temperature: recommended sampling temperature; None takes the model's own default.
-        top_p: recommended nucleus sampling; None takes the model's own default.
-        aliases: other names of the pair.
-        targets: other builds of the target that the draft fits.
-        parameters: number of the target's; None if it is published in fewer than 16 bits.
-        draft_bytes: size of the draft's download; None if unknown.
-        target_bytes: size of the target's download; None if unknown.
-        licence: licence of the draft.
-        note: a line for the user.
-
-    Examples:
-        >>> card = dflash_mlx.PairCard("mine", target="org/model", family="qwen3")
-        >>> card.draft is None
-        True
-    """
-
-    nickname: str
-    target: str
-    family: str
-    draft: str | None = None
-    target_revision: str | None = None
-    draft_revision: str | None = None
-    fallback: str | None = None
-    thinking: bool | None = None
-    block_size: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    aliases: tuple[str, ...] = ()
-    targets: tuple[str, ...] = ()
-    parameters: int | None = None
-    draft_bytes: int | None = None
-    target_bytes: int | None = None
-    licence: str | None = None
-    note: str = ""
 
 
 Blas = Literal["auto", "bundled", "openblas"]

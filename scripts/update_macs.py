@@ -8,9 +8,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from dflash_mlx.config import PairCard
 from dflash_mlx.hub.builds import precision_of
 from dflash_mlx.pairs import registry
+from dflash_mlx.pairs.card import PairCard
 from dflash_mlx.pairs.precision import PrecisionConfig, PrecisionDecision, PrecisionRefusal
 from dflash_mlx.system.chips import MacDescription, all_macs
 

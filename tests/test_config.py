@@ -82,3 +82,10 @@ def test_settings_that_differ_from_greedy_are_described():
     asked = SamplingConfig(temperature=0.7, top_p=0.9, repetition_penalty=1.1)
     assert asked.described() == "temperature 0.7, top-p 0.9, repetition-penalty 1.1"
     assert SamplingConfig(top_p=0.5, presence_penalty=1).described() == "greedy, presence-penalty 1"
+
+
+@pytest.mark.parametrize("value", [10**400, float("nan"), float("inf"), True, "1"])
+def test_numbers_are_finite_numbers(value):
+    """An integer of 400 digits raised OverflowError."""
+    with pytest.raises(BadRequest, match="temperature"):
+        SamplingConfig(temperature=value)

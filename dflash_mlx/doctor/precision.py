@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from dflash_mlx.config import PairCard
 from dflash_mlx.doctor.checkup import Finding
 from dflash_mlx.hub.builds import build_with_bits, describe_precision, precision_of
 from dflash_mlx.hub.download import spelled_bytes
+from dflash_mlx.pairs.card import PairCard
 from dflash_mlx.pairs.precision import (
     PrecisionConfig,
     PrecisionDecision,

@@ -10,13 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from dflash_mlx.config import (
-    CacheConfig,
-    ComputeDType,
-    KernelPolicy,
-    PairCard,
-    SamplingConfig,
-)
+from dflash_mlx.config import CacheConfig, ComputeDType, KernelPolicy, SamplingConfig
 from dflash_mlx.engine.engine import Engine
 from dflash_mlx.engine.loaded import LoadedPair
 from dflash_mlx.engine.measured_costs import with_costs
@@ -31,6 +25,7 @@ from dflash_mlx.loading.compute import Compute, compute_here
 from dflash_mlx.loading.draft import load_draft
 from dflash_mlx.loading.target import load_target
 from dflash_mlx.models.pair import Pair
+from dflash_mlx.pairs.card import PairCard
 from dflash_mlx.pairs.manifest import check_manifest, trained_thinking
 from dflash_mlx.pairs.pairing import Choice, choose
 from dflash_mlx.system.blas import blas_in_use

@@ -8,10 +8,10 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, cast
 
-from dflash_mlx.config import PairCard
 from dflash_mlx.errors import BadRequest
 from dflash_mlx.hub.download import spelled_bytes
 from dflash_mlx.pairs import registry
+from dflash_mlx.pairs.card import PairCard
 from dflash_mlx.pairs.precision import (
     PrecisionConfig,
     PrecisionDecision,

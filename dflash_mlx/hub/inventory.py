@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dflash_mlx.config import PairCard
 from dflash_mlx.errors import BadCheckpoint, UnsupportedModel
 from dflash_mlx.hub.pins import Pins
 from dflash_mlx.hub.resolve import Resolved, find_here
 from dflash_mlx.models.draft.config_file import is_draft_config
 from dflash_mlx.pairs import registry
+from dflash_mlx.pairs.card import PairCard
 from dflash_mlx.pairs.converted import converted
 from dflash_mlx.pairs.model_files import check_folder, is_complete
 

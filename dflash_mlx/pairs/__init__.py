@@ -4,6 +4,7 @@ It must not know the network or weights.
 """
 
 __all__ = [
+    "card",
     "converted",
     "manifest",
     "model_files",

@@ -3,9 +3,9 @@
 import os
 from dataclasses import dataclass, replace
 
-from dflash_mlx.config import PairCard
 from dflash_mlx.errors import BadRequest
 from dflash_mlx.pairs import registry
+from dflash_mlx.pairs.card import PairCard
 from dflash_mlx.system.paths import is_there, typed_path
 
 

@@ -10,8 +10,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from dflash_mlx.config import PairCard
 from dflash_mlx.errors import BadCheckpoint
+from dflash_mlx.pairs.card import PairCard
 
 _REQUIRED = {"nickname": str, "target": str, "family": str, "draft": str}
 _OPTIONAL = {

@@ -9,8 +9,8 @@ from functools import cache
 from importlib import resources
 from types import MappingProxyType
 
-from dflash_mlx.config import PairCard
 from dflash_mlx.errors import BadCheckpoint
+from dflash_mlx.pairs.card import PairCard
 
 _GROUP_BITS = 0.5
 """Bits per weight of the scale and bias of a group: two 16-bit numbers for 64 weights."""

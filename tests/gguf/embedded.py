@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dflash_mlx.config import PairCard
 from dflash_mlx.hub.resolve import find_packaged
+from dflash_mlx.pairs.card import PairCard
 from dflash_mlx.pairs.registry import find
 
 

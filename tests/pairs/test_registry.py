@@ -5,10 +5,10 @@ from dataclasses import fields
 
 import pytest
 
-from dflash_mlx.config import PairCard
 from dflash_mlx.errors import BadCheckpoint
 from dflash_mlx.models.targets.model_types import MLX_LM_MODULES
 from dflash_mlx.pairs import registry
+from dflash_mlx.pairs.card import PairCard
 from dflash_mlx.pairs.registry import card_for, cards, find, read_card, similar_names
 
 CARD = 'nickname = "a"\ntarget = "org/a"\nfamily = "llama"\ndraft = "org/d"\n'
