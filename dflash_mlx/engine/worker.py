@@ -162,13 +162,14 @@ class Worker:
         mx.clear_streams()
 
     def _run_jobs(self, wait: bool) -> bool:
-        """Run the jobs that have arrived, after waiting for one if asked; False ends the thread."""
-        while True:
-            try:
-                job = self._jobs.get(block=wait)
-            except queue.Empty:
-                return True
+        """Run the jobs that have arrived, after waiting for one if asked; False ends the thread.
+
+        A job that queues another one, as autotuning does, does not keep requests waiting: the new
+        job runs after their next step.
+        """
+        for _ in range(max(self._jobs.qsize(), int(wait))):
+            job = self._jobs.get()
             if job is None:
                 return False
             job()
-            wait = False
+        return True

@@ -144,6 +144,28 @@ def test_jobs_run_between_the_steps_of_requests():
     worker.close()
 
 
+def test_a_job_that_queues_the_next_one_lets_requests_in_between():
+    """Autotuning queues 48 tasks one after the other, and a request waited for all of them."""
+    worker, order = Worker("test"), []
+    done = threading.Event()
+
+    def job(number):
+        order.append(number)
+        if number < 5:
+            worker.submit(lambda: job(number + 1))
+        else:
+            done.set()
+
+    start = threading.Event()
+    worker.submit(start.wait)
+    worker.submit(lambda: job(0))
+    worker.serve(steps_of("request", 3, order), threading.Event(), "group")
+    start.set()
+    assert done.wait(10)
+    worker.close()
+    assert order == [0, "request0", 1, "request1", 2, "request2", 3, 4, 5]
+
+
 def test_closing_cancels_requests_and_waits_for_their_end():
     """Requests that waited when the engine closed hung their readers."""
     worker = Worker("test", parallel=1)
