@@ -214,7 +214,7 @@ def train(trainer: Trainer, samples: list[tuple], report) -> None:
             chosen = sorted(rng.sample(places, min(options.anchors, len(places))))
             loss, _ = trainer.loss(sample, torch.tensor(chosen))
             (loss / options.samples_per_step).backward()
-            losses.append(float(loss))
+            losses.append(loss.item())
         torch.nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -265,6 +265,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--decay", type=float, default=4.0, help="position decay of the loss")
     parser.add_argument("--distillation", type=float, default=0.5)
     parser.add_argument("--float32", action="store_true", help="compute in float32")
+    parser.add_argument(
+        "--evaluate-on", type=Path, help="shard of greedy answers  [default: held-out prompts]"
+    )
+    parser.add_argument("--evaluate-count", type=int, default=64, help="answers of that shard")
     parser.add_argument("--answer-tokens", type=int, default=112, help="per held-out prompt")
     parser.add_argument("--report-every", type=int, default=50, help="steps")
     parser.add_argument("--threads", type=int, default=2)
@@ -282,9 +286,14 @@ def main() -> None:
     tokenizer = Tokenizer.from_file(str(options.target / "tokenizer.json"))
     prompts = held_out(tokenizer, HELD_OUT)
     excluded = n_grams([*prompts, *held_out(tokenizer, BENCHMARK)])
-    answers_file = options.target / f"held_out_{options.answer_tokens}.json"
-    answers = greedy_answers(options.target, prompts, options.answer_tokens, answers_file)
+    if options.evaluate_on:
+        answers = read_samples([options.evaluate_on], excluded)[: options.evaluate_count]
+    else:
+        answers_file = options.target / f"held_out_{options.answer_tokens}.json"
+        answers = greedy_answers(options.target, prompts, options.answer_tokens, answers_file)
+    unseen_prompts = {tuple(prompt) for _, prompt, _ in answers}
     samples = read_samples(options.shards, excluded)
+    samples = [sample for sample in samples if tuple(sample[1]) not in unseen_prompts]
     random.Random(0).shuffle(samples)
     samples = samples[: options.samples]
     trainer = Trainer(options)

@@ -48,6 +48,7 @@ def brief():
         patch.setattr(monitor, "EVALUATED_TOKENS", 6)
         patch.setattr(setup, "held_out_prompts", few)
         patch.setattr(probe, "_MAX_REPEATS", 1)
+        patch.setattr(setup, "MAX_BATCH", 16)  # several shards
         yield
 
 

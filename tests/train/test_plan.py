@@ -13,9 +13,14 @@ from dflash_mlx.train.data.generation import GenerationLimits
 from dflash_mlx.train.data.samples import Sample
 from dflash_mlx.train.loop.recipe import Recipe
 from dflash_mlx.train.model.shape import DraftOverrides
-from dflash_mlx.train.run.memory import MemoryModel, fit_to_memory
+from dflash_mlx.train.run.memory import (
+    MAX_BATCH,
+    MemoryModel,
+    batch_size_for,
+    fit_to_memory,
+    memory_bound,
+)
 from dflash_mlx.train.run.options import TrainConfig, resume_config
-from dflash_mlx.train.run.planning import memory_bound
 from dflash_mlx.train.run.probe import StageSeconds, median_seconds, probe_generation
 from dflash_mlx.train.run.schedule import (
     EPOCHS,
@@ -97,6 +102,14 @@ def test_with_steps_the_recipe_does_not_depend_on_free_memory():
     steps = config(steps=10)
     assert memory_bound(steps, idle) == memory_bound(steps, busy) == 8 * 10**9
     assert memory_bound(config(), busy) == 2 * 10**9
+
+
+def test_the_batch_size_fits_into_memory():
+    """Small batches lost most of the time on CPU, and large ones did not fit large targets."""
+    assert batch_size_for(16 * 10**9, 10**9, 40_000 * 1024) == MAX_BATCH
+    assert batch_size_for(16 * 10**9, 14 * 10**9, 100_000 * 1024) == 9
+    assert batch_size_for(16 * 10**9, 17 * 10**9, 100_000 * 1024) == 1
+    assert batch_size_for(None, 10**9, 10**9) == MAX_BATCH
 
 
 def test_too_few_minutes_are_refused_with_the_minutes_needed():

@@ -12,14 +12,12 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from dflash_mlx.hub.download import free_bytes
-from dflash_mlx.system.machine import Machine
 from dflash_mlx.train.data.corpus import ShardFolder
 from dflash_mlx.train.data.samples import Sample, SampleLimits, Samples, split_held_out
 from dflash_mlx.train.loop.recipe import Recipe, Weighting, position_decay_for
 from dflash_mlx.train.loop.trainer import freeze_shared
 from dflash_mlx.train.model.initial_draft import fill_reduced_head
-from dflash_mlx.train.run.memory import MemoryModel, fit_to_memory
-from dflash_mlx.train.run.options import TrainConfig
+from dflash_mlx.train.run.memory import MemoryModel, fit_to_memory, memory_bound
 from dflash_mlx.train.run.probe import Clock, ProbeInputs, probe_generation, probe_training
 from dflash_mlx.train.run.schedule import (
     CorpusSize,
@@ -35,9 +33,6 @@ EVALUATED_TOKENS = 64
 
 _CACHE_SHARE = 0.5
 """Default share of the free disk for stored features: the rest stays free for other programs."""
-
-_INSTALLED_SHARE = 0.5
-"""Share of the installed memory for a step with `--steps` on CPU: a desktop leaves that much."""
 
 _SYNTHETIC_TOKENS = 384
 """Length of a synthetic sample: the mean length of generated samples is of this order."""
@@ -128,17 +123,6 @@ def make_plan(
         peak_bytes=probe.peak_bytes,
         reductions=reductions,
     )
-
-
-def memory_bound(config: TrainConfig, machine: Machine) -> int | None:
-    """Return the bytes that a step may take.
-
-    On CPU the usable memory is what other programs leave free. With `--steps` the recipe must not
-    depend on them, so the bound is a share of the installed memory.
-    """
-    if config.steps is None or machine.device == "metal" or machine.memory_bytes is None:
-        return machine.usable_bytes
-    return int(machine.memory_bytes * _INSTALLED_SHARE)
 
 
 def _base_recipe(setup: TrainingSetup) -> Recipe:

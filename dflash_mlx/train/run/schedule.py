@@ -173,6 +173,11 @@ def check_minutes(config: TrainConfig, schedule: Schedule) -> None:
         )
 
 
+def samples_for_steps(steps: int, samples_per_step: int) -> int:
+    """Return the number of samples that `steps` steps use for `EPOCHS` epochs."""
+    return max(2, math.ceil(steps * samples_per_step / EPOCHS))
+
+
 def _by_steps(
     steps: int,
     config: TrainConfig,
@@ -183,7 +188,7 @@ def _by_steps(
 ) -> Schedule:
     n_samples = corpus.n_samples
     if corpus.grows:
-        wanted = config.samples or max(2, math.ceil(steps * samples_per_step / EPOCHS))
+        wanted = config.samples or samples_for_steps(steps, samples_per_step)
         n_samples = max(n_samples, min(wanted, corpus.max_samples or wanted))
     train_s = steps * stages.step_s
     times = max(1, min(_MAX_EVALUATIONS, steps // _STEPS_PER_EVALUATION))

@@ -29,16 +29,22 @@ from dflash_mlx.train.data.generation import GenerationLimits
 from dflash_mlx.train.data.samples import SampleFilter, SampleLimits, Samples
 from dflash_mlx.train.data.sources import ChatPrompt, read_source
 from dflash_mlx.train.loop.evaluate import HeldOutPrompt, held_out_prompts
+from dflash_mlx.train.loop.recipe import Recipe
 from dflash_mlx.train.model.initial_draft import (
     new_draft,
     normalize_logits,
     with_reduced_vocabulary,
 )
 from dflash_mlx.train.model.shape import choose_mask_token, new_draft_config
+from dflash_mlx.train.run.memory import MAX_BATCH, batch_size_for, memory_bound
 from dflash_mlx.train.run.options import SELF, TrainConfig
+from dflash_mlx.train.run.schedule import samples_for_steps
 
 _GENERATION_FACTOR = 1.3
 """Memory of a target that generates, relative to its weights: the rest is for its KV caches."""
+
+_MIN_SHARD = 16
+"""Samples per shard at least: some are dropped, and several empty shards end the run."""
 
 _MAX_ANSWER_TOKENS = 512
 """Upper bound of an answer; acceptance depends little on the position in an answer."""
@@ -145,7 +151,7 @@ def set_up(config: TrainConfig, machine: Machine, hooks: LoadHooks) -> TrainingS
     hooks.on_step(f"reading {config.data}" if config.data != SELF else "preparing the draft")
     data = load_data(config, limits)
     prompts = held_out_prompts(target.loaded.tokenizer, target.thinking)
-    writer = _corpus_writer(config, target, limits, data) if data.generated else None
+    writer = _corpus_writer(config, machine, target, limits, data) if data.generated else None
     return TrainingSetup(config, machine, target, initial, limits, data, prompts, writer)
 
 
@@ -273,13 +279,29 @@ def load_data(config: TrainConfig, limits: SampleLimits) -> TrainingData:
     return TrainingData(source, samples, generated=False, dropped=sample_filter.summary())
 
 
+def _shard_size(config: TrainConfig) -> int:
+    """Return the samples per shard: a full batch, or fewer if the options ask for fewer."""
+    requested = config.samples or MAX_BATCH
+    if config.samples is None and config.steps is not None:
+        requested = samples_for_steps(config.steps, Recipe(steps=1).samples_per_step)
+    return min(MAX_BATCH, max(_MIN_SHARD, requested))
+
+
 def _corpus_writer(
-    config: TrainConfig, target: TrainingTarget, limits: SampleLimits, data: TrainingData
+    config: TrainConfig,
+    machine: Machine,
+    target: TrainingTarget,
+    limits: SampleLimits,
+    data: TrainingData,
 ) -> CorpusWriter:
     # a quarter of the length limit is left to the prompt
     max_tokens = max(2, min(_MAX_ANSWER_TOKENS, limits.max_seq_length * 3 // 4))
+    machine_bytes, loaded = memory_bound(config, machine), target.loaded.target
+    sequence_bytes = loaded.shape.row_bytes * limits.max_seq_length
+    batch_size = batch_size_for(machine_bytes, target.weight_bytes, sequence_bytes)
     corpus = CorpusConfig(
-        limits=GenerationLimits(max_tokens=max_tokens),
+        shard_size=_shard_size(config),
+        limits=GenerationLimits(batch_size, max_tokens),
         sampling=config.answer_sampling,
         thinking=target.thinking,
         seed=config.seed,
