@@ -61,12 +61,11 @@ for (int rt = 0; rt < RT; ++rt) {
       q_strides[3], lane);
 }
 
-// Each split takes a run of whole key blocks.
+// Each split takes a run of whole key blocks; the numbers of blocks differ by one at most.
 const int first_visible = WINDOW > 0 ? max(0, L - M - WINDOW + 1) : 0;
 const int blocks = (L - first_visible + KEYS - 1) / KEYS;
-const int blocks_each = (blocks + splits - 1) / splits;
-const int begin = first_visible + KEYS * blocks_each * split;
-const int end = min(L, begin + KEYS * blocks_each);
+const int begin = first_visible + KEYS * (blocks * split / splits);
+const int end = min(L, first_visible + KEYS * (blocks * (split + 1) / splits));
 
 const device T* k_head = k + head * k_strides[1];
 const device T* v_head = v + head * v_strides[1];

@@ -21,14 +21,15 @@ def autotune_between_requests(loaded: LoadedPair, worker: Worker) -> None:
     """Queue the pair's next autotuning task on its worker thread, if one is due.
 
     Each task is a job of its own: a request that arrives meanwhile waits for at most one task,
-    about a second, and closing the engine drops the remaining ones.
+    about a second, and closing the engine drops the remaining ones. No task runs while there are
+    requests; the session calls this function again at the end of each.
     """
     kernels = loaded.kernels
     if kernels is None or not kernels.has_pending:
         return
 
     def run_task() -> None:
-        if not kernels.has_pending:
+        if not kernels.has_pending or worker.has_requests:
             return
         more_tasks = kernels.tune_next()
         mx.clear_cache()

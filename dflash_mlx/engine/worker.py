@@ -130,6 +130,11 @@ class Worker:
             self._n_requests += 1
         return future
 
+    @property
+    def has_requests(self) -> bool:
+        """Whether a request is running or waiting."""
+        return self._n_requests > 0
+
     def close(self) -> None:
         """Cancel running and waiting jobs, then end the thread and free its memory.
 

@@ -43,7 +43,7 @@ def _small() -> dict[str, list[Launch]]:
     few = mx.zeros((7, 256), mx.bfloat16)
     dense = mx.zeros((301, 256), mx.bfloat16)
     q = mx.zeros((1, 8, 5, 64), mx.bfloat16)
-    k, v = (mx.zeros((1, 2, 1450, 64), mx.bfloat16) for _ in range(2))
+    k, v = (mx.zeros((1, 4, 1450, 64), mx.bfloat16) for _ in range(2))
     return {
         "quantized_verify": _record(lambda d: quantized_verify(x, _weight(301, 256), device=d)),
         "dense_verify": _record(lambda d: dense_verify(x, dense, device=d)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -15,7 +15,7 @@ from dflash_mlx.metal.attention_geometry import (
     attention_geometries,
     key_block_of,
 )
-from dflash_mlx.metal.build import Device
+from dflash_mlx.metal.build import Device, Launch
 from dflash_mlx.metal.verify_attention import (
     verify_attention,
     verify_attention_reference,
@@ -263,6 +263,32 @@ def test_every_split_has_two_key_blocks() -> None:
     for size, keys in ((128, 100), (256, 1024), (64, 20)):
         for geometry in attention_geometries(size, mx.bfloat16, 128, 1, keys):
             assert geometry.splits == 1 or geometry.splits * 2 * geometry.key_block <= keys
+
+
+class FirstOutput:
+    """A device that keeps the first output of every launch."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.outputs: list[mx.array] = []
+
+    def run(self, launch: Launch) -> Sequence[mx.array]:
+        """Return the outputs of the wrapped device."""
+        outputs = self.device.run(launch)
+        self.outputs.append(outputs[0])
+        return outputs
+
+
+def test_every_split_has_keys(device: Device) -> None:
+    """33 key blocks in 16 splits of 3 left 5 splits, and their threadgroups, without keys."""
+    q = queries(1, 4, 4, 64, mx.bfloat16)
+    k, v = (cached(seed, 2, 33 * 32, 64, mx.bfloat16) for seed in (2, 3))
+    recorder = FirstOutput(device)
+    geometry = AttentionGeometry(1, 1, 32, splits=16)
+    verify_attention(q, k, v, 0.1, device=recorder, geometry=geometry)
+    weights = recorder.outputs[0][..., -1]  # [splits, heads, rows]
+    assert weights.shape[0] == 16
+    assert mx.all(weights[:, :, -1] > 0)
 
 
 def test_one_geometry_launches_one_pipeline_at_every_context_length() -> None:
