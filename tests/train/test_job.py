@@ -1,6 +1,7 @@
 """A whole run on a tiny target: plan, generation, training, evaluation, stop and resume."""
 
 import gzip
+import io
 import itertools
 import json
 import shutil
@@ -347,3 +348,18 @@ def test_token_ids_outside_the_vocabulary_in_a_shard_are_refused(stopped, tmp_pa
     file.write_bytes(gzip.compress(json.dumps(table).encode()))
     with pytest.raises(DFlashError, match=r"00000\.json\.gz.*in place of a token id"):
         train_run(config)
+
+
+def test_code_of_a_tokenizer_is_never_run(folder, tmp_path, monkeypatch):
+    """transformers asked on stdin whether to run it, and ran it on "y"."""
+    hostile = tmp_path / "hostile"
+    shutil.copytree(folder, hostile)
+    (hostile / "evil.py").write_text(f"open({str(tmp_path / 'CANARY')!r}, 'w').write('run')\n")
+    file = hostile / "tokenizer_config.json"
+    settings = json.loads(file.read_text())
+    settings |= {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.E", "evil.E"]}}
+    file.write_text(json.dumps(settings))
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    with pytest.raises(DFlashError, match="code"):
+        set_up(options(hostile, tmp_path / "draft"), this_machine(), LoadHooks())
+    assert not (tmp_path / "CANARY").exists()
