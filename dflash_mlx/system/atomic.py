@@ -1,6 +1,7 @@
 """Replaces a file in one step: after a crash or a full disk it holds the old or the new content."""
 
 import os
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,14 +19,27 @@ def replace_file(file: Path, write: Callable[[Path], object], remedy: str) -> No
     Raises:
         DFlashError: the disk is full or the file system refuses; `file` is unchanged.
     """
-    partial = file.with_name(f".partial-{file.name}")
+    try:
+        write_atomically(file, write)
+    except (OSError, RuntimeError) as error:
+        raise DFlashError(
+            f"{file} cannot be written ({error}); its earlier content is unchanged; {remedy}"
+        ) from error
+
+
+def write_atomically(file: Path, write: Callable[[Path], object]) -> None:
+    """Write a temporary file next to `file` with `write`, flush it, and rename it to `file`.
+
+    Raises:
+        OSError, RuntimeError: what `write` or the file system raised; `file` is unchanged and the
+            temporary file is gone.
+    """
+    partial = file.with_name(f".partial-{secrets.token_hex(4)}-{file.name}")
     try:
         write(partial)
         with partial.open("rb") as written:
             os.fsync(written.fileno())
         os.replace(partial, file)
-    except (OSError, RuntimeError) as error:
+    except BaseException:
         partial.unlink(missing_ok=True)
-        raise DFlashError(
-            f"{file} cannot be written ({error}); its earlier content is unchanged; {remedy}"
-        ) from error
+        raise

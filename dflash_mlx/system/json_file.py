@@ -1,12 +1,11 @@
 """JSON files: objects from model folders, and atomic writes of our own files."""
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from dflash_mlx.errors import BadCheckpoint
+from dflash_mlx.system.atomic import write_atomically
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -39,12 +38,5 @@ def write_json(path: Path, value: Any) -> None:
         OSError: the folder or file cannot be written; an existing file is unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}", text=True)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(value, file, indent=2)
-            file.write("\n")
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    text = json.dumps(value, indent=2) + "\n"
+    write_atomically(path, lambda partial: partial.write_text(text, encoding="utf-8"))
