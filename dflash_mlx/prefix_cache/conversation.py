@@ -42,6 +42,16 @@ class CachedConversation:
     stable: int = 0
     last_used: int = 0
     running: bool = False
+    _idle_bytes: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the caches hold; while no request runs they do not change."""
+        return self.cache.nbytes if self.running else self._idle_bytes
+
+    def stop_running(self) -> None:
+        """Note that the request that used the caches has ended."""
+        self.running, self._idle_bytes = False, self.cache.nbytes
 
     def reusable(self, prompt: TokenIds) -> int:
         """Return how many tokens of `prompt` this cache can supply."""

@@ -11,7 +11,7 @@ from dflash_mlx.decode.loop import DecodeState, update_context
 from dflash_mlx.decode.prefill import prefill
 from dflash_mlx.models.pair import Pair
 from dflash_mlx.prefix_cache.conversation import common_length, token_ids
-from dflash_mlx.prefix_cache.pool import PrefixCache
+from dflash_mlx.prefix_cache.pool import MAX_IDLE, PrefixCache
 from tests.models.plain_rows import assert_equal_rows
 from tests.models.test_families import OTHER_ORDER
 from tests.tiny import random_draft, rounds, tiny_target
@@ -112,6 +112,16 @@ def test_the_budget_is_never_exceeded_and_long_conversations_survive_short_ones(
         pool.release(title, ids)
         assert pool.nbytes <= budget
     assert pool.acquire([*written, 3]).cache is agent.cache
+
+
+def test_short_requests_do_not_collect_without_bound(pair):
+    """Thousands of short conversations made the sum of their bytes the longest part of a round."""
+    pool = pool_of(pair)
+    for start in range(MAX_IDLE + 8):
+        lease, ids = serve(pair, pool, [start, *range(100, 110)])
+        pool.release(lease, ids)
+    assert pool.n_conversations == MAX_IDLE
+    assert pool.nbytes == sum(one.cache.nbytes for one in pool._conversations)
 
 
 def test_running_requests_push_idle_conversations_out(pair):
