@@ -53,7 +53,6 @@ class CachedConversation:
         """Note that the request that used the caches has ended."""
         self.running, self._idle_bytes = False, self.cache.nbytes
 
-    def reusable(self, prompt: TokenIds) -> int:
-        """Return how many tokens of `prompt` this cache can supply."""
-        shared = min(common_length(self.ids, prompt), self.cache.length)
-        return self.cache.reusable_length(shared)
+    def reusable(self, shared: int) -> int:
+        """Return how many tokens this cache can supply to a prompt that shares `shared` with it."""
+        return self.cache.reusable_length(min(shared, self.cache.length))

@@ -13,7 +13,6 @@ import mlx.core as mx
 from dflash_mlx.cache import STEP, PairCache
 from dflash_mlx.prefix_cache.conversation import (
     CachedConversation,
-    TokenIds,
     common_length,
     token_ids,
 )
@@ -100,8 +99,8 @@ class PrefixCache:
         """
         ids = token_ids(prompt)
         self._n_requests += 1
-        source, reused = self._best(ids[:-1])
         shared = [common_length(one.ids, ids) for one in self._conversations]
+        source, reused = self._best([min(length, len(ids) - 1) for length in shared])
         if source is None or reused < MIN_REUSED_TOKENS:
             cache, reused = self._make_cache(), 0
         elif self._copies(source, reused):
@@ -188,12 +187,15 @@ class PrefixCache:
         source.running = False
         return fits
 
-    def _best(self, prompt: TokenIds) -> tuple[CachedConversation | None, int]:
-        """Return the conversation that supplies most of `prompt`, and how many tokens."""
+    def _best(self, shared: Sequence[int]) -> tuple[CachedConversation | None, int]:
+        """Return the conversation that supplies most of a prompt, and how many tokens.
+
+        `shared` are the tokens that the prompt shares with each conversation.
+        """
         best: CachedConversation | None = None
         reused = 0
-        for one in self._conversations:
-            found = one.reusable(prompt)
+        for one, length in zip(self._conversations, shared, strict=True):
+            found = one.reusable(length)
             # at equal length an idle conversation saves the copy
             if found > reused or (found == reused and best and best.running and not one.running):
                 best, reused = one, found
